@@ -191,6 +191,11 @@ class EngineSettings:
         "Between GPUs of one host, over --transport symm: kernels send and await the rows of all layers of a step by "
         "themselves; a step in which a node fails is run again with messages.",
     )
+    step_graphs: bool = setting(
+        False,
+        "On GPUs: what a decode step launches is recorded for each size and launched as one CUDA graph; with expert "
+        "nodes it takes --device-exchange. It has not run on a GPU yet.",
+    )
     share_cores: bool | None = setting(
         None,
         "With one attention and one expert node of one thread each on this host: the one that waits lends its core. "

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from afserve.engine.sampler import sample
+from afserve.engine.sampler import Sampler
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.step_buffers import StepBuffers
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import open_ops
 
 
@@ -21,14 +23,14 @@ def settings() -> dict[str, SamplingParams]:
 
 def step_of(logits_RV: Tensor, params: SamplingParams) -> Callable[[], object]:
     """One token for each row, the host's work and the wait for the device included."""
-    ops = open_ops(str(logits_RV.device), 1)
+    sampler = Sampler(open_ops(str(logits_RV.device), 1), StepBuffers(device_of(logits_RV.device), 1))
     rows = [
         Sequence.start(GenerationRequest(row, (1, 2, 3), params), 0, frozenset())
         for row in range(logits_RV.shape[0])
     ]
 
     def call() -> None:
-        sample(logits_RV, rows, ops)
+        sampler.sample(logits_RV, rows)
         if logits_RV.is_cuda:
             torch.cuda.synchronize(logits_RV.device)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afserve.clock import FakeClock
 from afserve.comm.transport import HOST
-from afserve.engine.device_queues import Mark
+from afserve.kernels.devices.device import Event
 
 
 @dataclass(eq=False)
@@ -35,7 +35,12 @@ class ScriptedMark:
         self.device.settle()
         return self.work.ended is not None and self.work.ended <= self.device.clock.now()
 
-    def since(self, earlier: Mark) -> float:
+    def wait(self) -> None:
+        """Nobody else moves the clock meanwhile."""
+        while not self.done():
+            self.device.clock.advance(max(1e-6, self.device.free - self.device.clock.now()))
+
+    def seconds_since(self, earlier: Event) -> float:
         assert isinstance(earlier, ScriptedMark)
         assert self.work.ended is not None and earlier.work.ended is not None, "a mark that is not done"
         return self.work.ended - earlier.work.ended
@@ -105,9 +110,7 @@ class _Copy:
         return self.mark.done()
 
     def wait(self) -> None:
-        """Nobody else moves the clock meanwhile."""
-        while not self.copied():
-            self.mark.device.clock.advance(max(1e-6, self.mark.device.free - self.mark.device.clock.now()))
+        self.mark.wait()
 
 
 class ScriptedStage:

@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.kernels.devices.device import Event
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.formats.eight_bits import key_width
 from afserve.kernels.memory_part import MemoryPart
 from afserve.kernels.reference import Reference
@@ -116,7 +118,7 @@ class PagedCache:
         self._gather(blocks, found)
         return found.cpu()
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Event | None:
         """As `read`, into (len(blocks), block_bytes) uint8 on the host. From a GPU to pinned memory it may be under way
         when this returns, before anything that the GPU is told to do later; what is returned then says when it ended.
         Raises ValueError."""
@@ -127,9 +129,7 @@ class PagedCache:
         found = torch.empty(rows_NY.shape, dtype=torch.uint8, device=self._device)
         self._gather(blocks, found)
         rows_NY.copy_(found, non_blocking=True)
-        ended = torch.cuda.Event()
-        ended.record(torch.cuda.current_stream(self._device))
-        return ended
+        return device_of(self._device).current().put_event()
 
     def layer_bytes(self, layer: int) -> int:
         """Of one block in this layer."""

@@ -30,6 +30,7 @@ from afserve.kernels.checks import (
     expect_tokens,
 )
 from afserve.kernels.delta import DeltaLayer, DeltaRows
+from afserve.kernels.devices.cuda import count_gpus
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.half import half_of_ops, join_half, seen_of_ops
 from afserve.kernels.half_latent import latent_half_of_ops, latent_seen_of_ops
@@ -337,7 +338,7 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
 
 
 def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
-    if not torch.cuda.is_available():
+    if not count_gpus():
         raise ConfigError(f"device: {device} asked for, but torch sees no CUDA device here; use --device cpu")
     try:
         triton = import_module("afserve.kernels.triton.backend")  # it imports this folder
@@ -346,5 +347,4 @@ def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
         if required:
             raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
         return Ops(Reference(device), device, threads, f"{why}; {remedy}")
-    opened = triton.TritonBackend.open(device)
-    return Ops(opened, opened.device, threads)
+    return Ops(opened := triton.TritonBackend.open(device), opened.device, threads)

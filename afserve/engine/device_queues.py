@@ -15,44 +15,34 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from afserve.clock import Clock
 from afserve.comm.transport import Box
+from afserve.kernels.devices.device import Device, Event, Queue
 
 _AHEAD = 2  # calls of prompts: one that runs, and one so that the device does not wait for the host
 
 
-class Mark(Protocol):
-    """A place in a queue."""
-
-    def done(self) -> bool:
-        """Whether the device has come there."""
-
-    def since(self, earlier: "Mark") -> float:
-        """Seconds of the device between two places that are done."""
-
-
-class Device(Protocol):
+class QueuePair(Protocol):
     """What is launched inside a queue's context is in that queue; `tensors` of another one stay until it is done."""
 
     def decoding(self, *tensors: Tensor) -> AbstractContextManager[None]: ...
 
     def prompts(self, *tensors: Tensor) -> AbstractContextManager[None]: ...
 
-    def mark(self) -> Mark:
+    def mark(self) -> Event:
         """In the queue that is current."""
 
 
 class DeviceQueues:
     """Of one thread. `look` is called often: nothing else notices that something is done."""
 
-    def __init__(self, device: Device, clock: Clock, floor: float) -> None:
+    def __init__(self, device: QueuePair, clock: Clock, floor: float) -> None:
         self.device = device
         self._clock, self._floor = clock, floor
-        self._prompts: deque[tuple[Mark, Collection[Box]]] = deque()
-        self._decodes: deque[tuple[Mark, Mark]] = deque()
+        self._prompts: deque[tuple[Event, Collection[Box]]] = deque()
+        self._decodes: deque[tuple[Event, Event]] = deque()
         self._since = self._now = 0.0  # prompts have been there since, and were at the last look
         self._taken = 0.0  # by decoding since
 
@@ -61,7 +51,7 @@ class DeviceQueues:
         self._now = self._clock.now()
         while self._decodes and self._decodes[0][1].done():
             begin, end = self._decodes.popleft()
-            self._taken += end.since(begin)
+            self._taken += end.seconds_since(begin)
         while self._prompts and self._prompts[0][0].done():
             self._prompts.popleft()
 
@@ -105,71 +95,45 @@ class DeviceQueues:
             self._prompts.append((self.device.mark(), boxes))
 
 
-class _CudaMark:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
-        self._event.record(stream)
-
-    def done(self) -> bool:
-        return bool(self._event.query())
-
-    def since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _CudaMark), "a mark of another device"
-        return 1e-3 * float(earlier._event.elapsed_time(self._event))
-
-
-class CudaDevice:
-    def __init__(self, device: torch.device) -> None:
-        self._decoding = torch.cuda.Stream(device, priority=-1)  # a lower number goes first
-        self._prompts = torch.cuda.Stream(device, priority=0)
+class DeviceQueuePair:
+    def __init__(self, device: Device) -> None:
+        self._decoding, self._prompts = device.queue(-1), device.queue(0)  # a lower number goes first
         self._device = device
 
     def decoding(self, *tensors: Tensor) -> AbstractContextManager[None]:
-        return _inside(self._decoding, tensors)
+        return self._decoding.inside(*tensors)
 
     def prompts(self, *tensors: Tensor) -> AbstractContextManager[None]:
-        return _inside(self._prompts, tensors)
+        return self._prompts.inside(*tensors)
 
-    def mark(self) -> Mark:
-        return _CudaMark(torch.cuda.current_stream(self._device))
-
-
-@contextmanager
-def _inside(stream: torch.cuda.Stream, tensors: Collection[Tensor]) -> Iterator[None]:
-    stream.wait_stream(torch.cuda.current_stream(stream.device))
-    for tensor in tensors:
-        tensor.record_stream(stream)
-    with torch.cuda.stream(stream):
-        yield
+    def mark(self) -> Event:
+        return self._device.current().put_event(timed=True)
 
 
-def queues_of(device: torch.device) -> Device | None:
+def queues_of(device: Device) -> QueuePair | None:
     """None where calls are over when they return."""
-    return CudaDevice(device) if device.type == "cuda" and torch.cuda.is_available() else None
+    return DeviceQueuePair(device) if device.later else None
 
 
-def queue_per_box(device: torch.device) -> Callable[[Box], AbstractContextManager[None]] | None:
+def queue_per_box(device: Device) -> Callable[[Box], AbstractContextManager[None]] | None:
     """Where kernels of different boxes wait for messages beside each other; None where `queues_of` gives none."""
-    if queues_of(device) is None:
+    if not device.later:
         return None
-    streams: dict[Box, torch.cuda.Stream] = {}
+    queues: dict[Box, Queue] = {}
 
     def inside(box: Box) -> AbstractContextManager[None]:
-        if box not in streams:
-            streams[box] = torch.cuda.Stream(device)
-        return _inside(streams[box], ())
+        if box not in queues:
+            queues[box] = device.queue()
+        return queues[box].inside()
 
     return inside
 
 
 @contextmanager
-def alone_on(device: torch.device) -> Iterator[None]:
+def alone_on(device: Device) -> Iterator[None]:
     """For a thread that writes what kernels of other queues may still read: it begins when the device has done all that
-    was launched, and ends when what it launches is done. Meanwhile this is the thread's device. Nothing on a CPU."""
-    if device.type != "cuda":
+    was launched, and ends when what it launches is done. Meanwhile this is the thread's device."""
+    with device.as_current():
+        device.finish()
         yield
-        return
-    with torch.cuda.device(device):
-        torch.cuda.synchronize(device)
-        yield
-        torch.cuda.synchronize(device)
+        device.finish()

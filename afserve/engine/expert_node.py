@@ -16,7 +16,7 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.port import Arrival, ExpertPort
 from afserve.comm.transport import Box
-from afserve.engine.device_queues import Device, DeviceQueues
+from afserve.engine.device_queues import DeviceQueues, QueuePair
 from afserve.engine.one_call import Part, forward, tensors
 from afserve.engine.pieces import PromptShare
 from afserve.engine.prompt_batch import BatchedPrompt
@@ -55,7 +55,7 @@ class ExpertNode:
         phases: Mapping[int, AttentionPhase] | None = None,
         step_rows: Callable[[AttentionPhase], int] | None = None,
         prompt_share: float = 1 / 16,
-        device: Device | None = None,
+        device: QueuePair | None = None,
         trace: Trace | None = None,
         expert_error: float | None = None,
         isa: str = "",

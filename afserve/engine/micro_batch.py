@@ -20,7 +20,8 @@ from afserve.engine.draft.model_loop import ModelLoop
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.sampler import Failure, logprobs_of, rows_of, sample
+from afserve.engine.logprobs import logprobs_of
+from afserve.engine.sampler import Failure, Sampler, rows_of
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
@@ -32,12 +33,12 @@ from afserve.engine.step.runner import StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
-from afserve.engine.verify import confirm_draft
+from afserve.engine.verify import Rows, Run, draw_runs, logprobs_of_runs
+from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
 from afserve.tracing.trace import NO_ARGS
 
 Step = Generator[T | None, None, None]
-Run = tuple[int, ...]  # tokens of one sequence, one after the other
 Vectors = dict[int, tuple[bytes, ...]]  # `pooled` and `row` of an event, by a chunk's index in the plan
 _UNREAD = 0  # the token of who wants a row: somebody else draws it
 Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
@@ -76,7 +77,8 @@ class MicroBatch(Generic[T]):
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config, self._load = meter, config, load
         self._drafting, self._follower = drafting, follower
-        self._buffers = StepBuffers(model.ops.device, config.max_model_len)
+        self._buffers = StepBuffers(device_of(model.ops.device), config.max_model_len)
+        self._sampler = Sampler(model.ops, self._buffers)
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
@@ -163,35 +165,31 @@ class MicroBatch(Generic[T]):
         """What the step gave. `ends` says where each chunk's rows do; without a `step` no layer was computed."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
-        chosen = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
+        first = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
         scored = any(chunk.supposed or chunk.sequence.collects_prompt for chunk in plan.chunks)
-        read_RH = rows_RH if scored or len(chosen) == len(rows_RH) else rows_of(rows_RH, chosen)
+        read_RH = rows_RH
+        if not scored and len(first) < len(rows_RH):
+            read_RH, first = rows_of(rows_RH, first), list(range(len(first)))
         logits_RV = self._model.logits(read_RH) if len(read_RH) else read_RH
         failures = {} if plan.draws else self._runner.take_failures()
-        chosen_RV = logits_RV if len(chosen) == len(logits_RV) else rows_of(logits_RV, chosen)
-        sequences = [plan.chunks[index].sequence for index in drawn]
-        drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
-        best = self._model.ops.argmax(logits_RV).tolist() if drafted else []
-        known = [best[row] for row in chosen] if drafted else ()  # drafts have logits of all rows
-        outcomes = sample(chosen_RV, sequences, self._model.ops, known) if sequences else []
-        accepted: Accepted = {index: ((_UNREAD,), ()) for index in last if index not in failures}
-        for at, (index, outcome) in enumerate(zip(drawn, outcomes, strict=True)):
-            if isinstance(outcome, Failure):
-                failures.setdefault(index, outcome.message)
-                accepted.pop(index, None)
-            elif index not in failures:
-                sequence, supposed = sequences[at], plan.chunks[index].supposed
-                if not supposed:
-                    accepted[index] = (outcome,), _logprobs(sequence, (outcome,), chosen_RV, at)
-                    continue
-                rows = slice(chosen[at], ends[index])
-                guesses, rows_NV = sequence.draft[:supposed], logits_RV[rows]
-                run = confirm_draft(outcome, guesses, rows_NV, sequence, self._model.ops, best[rows])
-                accepted[index] = run, _logprobs(sequence, run, rows_NV, 0)
+        asked = {
+            index: Rows(plan.chunks[index].sequence, row, plan.chunks[index].supposed)
+            for index, row in zip(drawn, first, strict=True)
+        }
+        outcomes = draw_runs(logits_RV, asked, self._sampler)
+        failures = {i: one.message for i, one in outcomes.items() if isinstance(one, Failure)} | failures
+        runs = {i: one for i, one in outcomes.items() if i not in failures and not isinstance(one, Failure)}
+        logprobs = logprobs_of_runs(logits_RV, asked, runs)
+        accepted: Accepted = {
+            index: (runs.get(index, (_UNREAD,)), logprobs.get(index, ()))
+            for index in last
+            if index not in failures
+        }
         for index, chunk in enumerate(plan.chunks):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
+        drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
         if step is not None and drafted:
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
@@ -255,7 +253,8 @@ class MicroBatch(Generic[T]):
             sequence.prompt_logprobs.append(None)
         following = sequence.tokens[start + 1 : min(start + 1 + len(logits_QV), sequence.prompt_length)]
         count = sequence.request.params.prompt_logprobs or 0
-        sequence.prompt_logprobs += logprobs_of(logits_QV, following, count)
+        rows_QV = logits_QV[: len(following)]
+        sequence.prompt_logprobs += logprobs_of(rows_QV, following, [count] * len(following))
 
 
 def _drawn(plan: StepPlan, accepted: Accepted) -> dict[int, Run]:
@@ -271,12 +270,6 @@ def _left_queue(plan: StepPlan, now: float) -> None:
             return
         if chunk.sequence.planned is None:
             chunk.sequence.planned = now
-
-
-def _logprobs(sequence: Sequence, run: Run, logits_RV: Tensor, first: int) -> tuple[TokenLogprob, ...]:
-    """Of the tokens that the rows from `first` on gave, where they were asked for."""
-    count = sequence.request.params.logprobs
-    return () if count is None else tuple(logprobs_of(logits_RV[first : first + len(run)], run, count))
 
 
 def _event(

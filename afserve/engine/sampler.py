@@ -1,16 +1,16 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, seeded draws, log-probabilities.
+"""From logits to tokens: the likeliest ones, and draws by penalties, temperature, top-k, top-p, min-p and grammars.
 
 A row's outcome depends on its own logits, parameters, history and position only, never on its neighbours, so
-any batching gives the same tokens. Shapes: R rows, V vocabulary.
+any batching gives the same tokens. All rows are drawn at once where they lie (`draws.py`), and the host waits once for
+their tokens. Shapes: R rows, D of them that are drawn from, V vocabulary, B bytes of bits.
 """
 
 import logging
-import random
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -18,26 +18,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afserve.engine.draws import (
+    COLDEST,
+    NARROW,
+    NEVER,
+    NONE_LEFT,
+    draw_ranked,
+    draw_tokens,
+    drawn_number,
+    forbidden_of,
+)
+from afserve.engine.edits import NO_EDITS, Edits, edits_of
 from afserve.engine.scheduling.guides import Guide
-from afserve.engine.scheduling.request import NOT_FINITE, SamplingParams, TokenLogprob
+from afserve.engine.scheduling.request import NOT_FINITE, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
-from afserve.grammars.grammar import forbidden_of
 from afserve.kernels.ops import Ops
 
 T = TypeVar("T")
-NEVER = float("-inf")
-LEAST_LOGPROB = -9999.0  # what OpenAI and vLLM say of a token that cannot come; JSON has no -Infinity
-NUCLEUS = (
-    1024  # top-p and min-p look at so many best tokens first: 0.7 ms of 129,280, where sorting all takes 12
-)
-
-_ROWS = 64  # of a prompt's logits at once: 64 of 129,280 are 33 MB in float32
+NUCLEUS = 1024  # so many tokens of a row are put in order at first: a sort of 129,280 takes ten times as long
+# Logits at once: on a CPU what fits its cache, on a device what 256 MB hold.
+_AT_ONCE = 1 << 17
+_AT_ONCE_ON_DEVICE = 1 << 25
 
 _NONE_LEFT = "min_tokens: every token that may come next is a stop token, so none can be held back"
-_MUCH = 1e-6  # of probability: what is left of it is exact enough to draw from, and need not be computed anew
-_SEEDS = 1 << 64
-_SECOND = 1 << 90  # beyond the bits of any seed and position: another draw at the same position
 
 log = logging.getLogger("afserve.engine")
 
@@ -49,63 +54,192 @@ class Failure:
     message: str
 
 
-def sample(
-    logits_RV: Tensor, sequences: Many[Sequence], ops: Ops, best_R: Many[int] = ()
-) -> list[int | Failure]:
-    """One token or failure per row; logits are not changed. All-greedy batches take the short way.
-
-    A row with a logit that is not finite has no token: nothing drawn from it would mean anything. Rows that are not
-    plainly greedy are drawn from on the host, all of them brought there at once. Plainly greedy rows whose grammar does
-    not take the best token are masked together, where they lie. `best_R`: what `ops.argmax` gives, where it is known.
-    """
-    found: list[int | Failure] = [
-        Failure(NOT_FINITE.format(where="the final norm or the LM head")) if token < 0 else token
-        for token in best_R or ops.argmax(logits_RV).tolist()
-    ]
-    drawn, masked = [], []
-    for row, (token, sequence) in enumerate(zip(found, sequences, strict=True)):
-        if isinstance(token, Failure):
-            continue
-        if not plain(sequence):
-            drawn.append(row)
-        elif sequence.guide is not None and not _allowed(sequence.guide, sequence, token):
-            masked.append(row)
-    if masked:
-        _best_allowed(logits_RV, masked, sequences, found)
-    if drawn:
-        for row, row_V in zip(drawn, rows_of(logits_RV, drawn).cpu().double(), strict=True):
-            found[row] = _guarded(sequences[row], partial(_one, row_V, sequences[row]))
-    return found
+_SPOILED = Failure(NOT_FINITE.format(where="the final norm or the LM head"))
 
 
-def _best_allowed(
-    logits_RV: Tensor, rows: list[int], sequences: Many[Sequence], found: list[int | Failure]
-) -> None:
-    """The best token that each row's grammar takes, or why there is none, into `found`."""
-    kept, allowed_RB = [], []
-    for row in rows:
-        bits = _guarded(sequences[row], partial(_allowed_B, sequences[row]))
-        if isinstance(bits, Failure):
-            found[row] = bits
-        else:
-            kept.append(row)
-            allowed_RB.append(bits)
-    if not kept:
-        return
-    forbidden_RV = torch.from_numpy(forbidden_of(allowed_RB, logits_RV.shape[1])).to(logits_RV.device)
-    best = rows_of(logits_RV, kept).masked_fill_(forbidden_RV, NEVER).max(-1)
-    for row, value, token in zip(kept, best.values.tolist(), best.indices.tolist(), strict=True):
-        found[row] = token if value > NEVER else Failure(_NONE_LEFT)
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Of one `row` of the logits, for the outcome `at`: with the mask of its grammar, or without; put in order as
+    a whole (`wide`), or the best few of it."""
+
+    at: int
+    row: int
+    sequence: Sequence
+    edits: Edits = NO_EDITS
+    allowed_B: NDArray[np.uint8] | None = None
+    wide: bool = False
 
 
-def _allowed_B(sequence: Sequence) -> NDArray[np.uint8]:
-    assert sequence.guide is not None
-    return sequence.guide.allowed_B(sequence.tokens, sequence.prompt_length)
+class Sampler:
+    """Of one micro-batch; what it tells a device lies in `buffers`."""
+
+    def __init__(self, ops: Ops, buffers: StepBuffers) -> None:
+        self._ops, self._buffers = ops, buffers
+
+    def sample(
+        self, logits_RV: Tensor, sequences: Many[Sequence], rows: Many[int] | None = None
+    ) -> list[int | Failure]:
+        """One token or failure for each sequence, from its row (without `rows`: the one at its place); logits are not
+        changed. A row with a logit that is not finite has no token: nothing drawn from it would mean anything. Who is
+        plainly greedy takes the likeliest token. A grammar is asked about the drawn token; where it says no, one is
+        drawn from what it allows: both together are a draw from what it allows, and most draws need no mask.
+        """
+        rows = range(len(sequences)) if rows is None else rows
+        draws, followed, failed = list[_Draw](), list[_Draw](), dict[int, Failure]()
+        for at, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+            if not plain(sequence):
+                first = _guarded(sequence, partial(_first, at, row, sequence, logits_RV.shape[1]))
+                if isinstance(first, Failure):
+                    failed[at] = first
+                else:
+                    draws.append(first)
+            elif sequence.guide is not None:
+                followed.append(_Draw(at, row, sequence))
+        best, tokens = self._tokens(logits_RV, draws)
+        found = [best[row] if best[row] >= 0 else _SPOILED for row in rows]
+        told = [*zip(draws, tokens, strict=True), *((draw, best[draw.row]) for draw in followed)]
+        for at, why in failed.items():
+            found[at] = why if found[at] is not _SPOILED else _SPOILED
+        self._settle(
+            logits_RV, [(draw, token) for draw, token in told if found[draw.at] is not _SPOILED], found
+        )
+        return found
+
+    def _tokens(self, logits_RV: Tensor, draws: list[_Draw]) -> tuple[list[int], list[int]]:
+        """The likeliest token of each row, below 0 where there is none, and those of the draws."""
+        best_R = self._ops.argmax(logits_RV)
+        if not draws:
+            return best_R.tolist(), []
+        told = torch.cat([best_R.long(), self._draw(logits_RV, draws)]).tolist()
+        return told[: len(best_R)], told[len(best_R) :]
+
+    def _settle(self, logits_RV: Tensor, told: Many[tuple[_Draw, int]], found: list[int | Failure]) -> None:
+        """What the draws gave into `found`. Some are drawn once more: two times at most."""
+        while told:
+            again = []
+            for draw, token in told:
+                outcome = _outcome(draw, token)
+                if isinstance(outcome, _Draw):
+                    again.append(outcome)
+                else:
+                    found[draw.at] = outcome
+            told = list(zip(again, self._draw(logits_RV, again).tolist(), strict=True)) if again else []
+
+    def _draw(self, logits_RV: Tensor, draws: list[_Draw]) -> Tensor:
+        """A token for each, int64 (D,), or what `draw_tokens` says instead. Puts `draws` in order: one kind behind the
+        other."""
+        draws.sort(key=_kind)
+        most = _AT_ONCE if logits_RV.is_cpu else _AT_ONCE_ON_DEVICE
+        step, found = max(1, most // logits_RV.shape[1]), list[Tensor]()
+        for _, same in groupby(draws, _kind):
+            kind = list(same)
+            for first in range(0, len(kind), step):
+                found.append(self._draw_piece(logits_RV, kind[first : first + step], len(found)))
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _draw_piece(self, logits_RV: Tensor, draws: list[_Draw], piece: int) -> Tensor:
+        """Of one kind. Each piece of a step has buffers of its own, as copies to a device may be under way."""
+        params = [draw.sequence.request.params for draw in draws]
+        columns = list(zip(*map(_settings, draws), strict=True))
+        settings = self._buffers.write(f"draws {piece}", len(draws), torch.float64, columns)
+        logits_DV = self._rows(logits_RV, [draw.row for draw in draws], piece)
+        edited = any(draw.edits is not NO_EDITS or draw.allowed_B is not None for draw in draws)
+        ranked = not draws[0].wide and params[0].top_k > 0 and _cut(params[0])
+        if edited or not ranked:
+            logits_DV = logits_DV.to(torch.float64, copy=True)
+        if edited:
+            self._edit(logits_DV, [draw.edits for draw in draws], piece)
+            self._mask(logits_DV, [draw.allowed_B for draw in draws if draw.allowed_B is not None], piece)
+        floors = any(p.min_p > 0.0 for p in params)
+        if ranked:
+            nuclei, most = any(p.top_p < 1.0 for p in params), max(p.top_k for p in params)
+            return draw_ranked(logits_DV, settings, most, nuclei, floors)
+        heaviest = (logits_DV.shape[1] if draws[0].wide else NUCLEUS) if _cut(params[0]) else 0
+        return draw_tokens(logits_DV, settings, heaviest, floors)
+
+    def _rows(self, logits_RV: Tensor, rows: list[int], piece: int) -> Tensor:
+        first = rows[0]
+        if rows == list(range(first, first + len(rows))):
+            return logits_RV[first : first + len(rows)]
+        (row_D,) = self._buffers.write(f"drawn {piece}", len(rows), torch.int64, [rows])
+        return logits_RV.index_select(0, row_D)
+
+    def _edit(self, logits_DV: Tensor, edits: Many[Edits], piece: int) -> None:
+        """Places are counted through all rows; none stands twice."""
+        vocabulary, flat_N = logits_DV.shape[1], logits_DV.view(-1)
+        scaled, factors, added, values = list[int](), list[float](), list[int](), list[float]()
+        for at, edit in enumerate(edits):
+            scaled += [at * vocabulary + token for token in edit.scaled]
+            factors += [edit.factor] * len(edit.scaled)
+            added += [at * vocabulary + token for token in edit.added]
+            values += edit.added.values()
+        if scaled:
+            (at_E,) = self._buffers.write(f"scaled {piece}", len(scaled), torch.int64, [scaled])
+            (factor_E,) = self._buffers.write(f"factors {piece}", len(scaled), torch.float64, [factors])
+            value_E = flat_N.index_select(0, at_E)
+            flat_N.index_copy_(0, at_E, torch.where(value_E > 0, value_E / factor_E, value_E * factor_E))
+        if added:
+            (at_E,) = self._buffers.write(f"added {piece}", len(added), torch.int64, [added])
+            (value_E,) = self._buffers.write(f"values {piece}", len(added), torch.float64, [values])
+            flat_N.index_add_(0, at_E, value_E)
+
+    def _mask(self, logits_DV: Tensor, allowed: Many[NDArray[np.uint8]], piece: int) -> None:
+        if allowed:
+            bits = np.concatenate(allowed)
+            (bits_N,) = self._buffers.write(f"bits {piece}", len(bits), torch.uint8, [bits])
+            forbidden_DV = forbidden_of(bits_N.view(len(allowed), -1), logits_DV.shape[1])
+            logits_DV.masked_fill_(forbidden_DV, NEVER)
 
 
 def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:
     """A copy of these rows, where they lie."""
     return x_RV.index_select(0, torch.tensor(rows, dtype=torch.int64, device=x_RV.device))
+
+
+def plain(sequence: Sequence) -> bool:
+    """Whether it takes the likeliest token, and all later ones, as far as a grammar lets it."""
+    p = sequence.request.params
+    untouched = p.repetition_penalty == 1.0 and not (
+        p.presence_penalty or p.frequency_penalty or p.logit_bias
+    )
+    return p.greedy and untouched and sequence.output_length >= p.min_tokens
+
+
+def _first(at: int, row: int, sequence: Sequence, vocabulary: int) -> _Draw:
+    """A grammar's mask comes first where the best few are cut out: they are the best of what it allows."""
+    draw = _Draw(at, row, sequence, edits_of(sequence, vocabulary))
+    shaped = _cut(sequence.request.params) or sequence.request.params.min_p > 0.0
+    return _masked(draw) if sequence.guide is not None and shaped else draw
+
+
+def _masked(draw: _Draw) -> _Draw:
+    sequence = draw.sequence
+    assert sequence.guide is not None
+    return replace(draw, allowed_B=sequence.guide.allowed_B(sequence.tokens, sequence.prompt_length))
+
+
+def _outcome(draw: _Draw, token: int) -> int | Failure | _Draw:
+    """What a draw's token comes to, or how it is drawn once more."""
+    sequence = draw.sequence
+    if token == NONE_LEFT:
+        return Failure(_NONE_LEFT)
+    if token == NARROW:
+        return replace(draw, wide=True)
+    if (
+        draw.allowed_B is None
+        and sequence.guide is not None
+        and not _allowed(sequence.guide, sequence, token)
+    ):
+        return _guarded(sequence, partial(_masked, draw))
+    return token
+
+
+def _allowed(guide: Guide, sequence: Sequence, token: int) -> bool:
+    """Whatever is wrong with a grammar is told by its mask, which is asked for next."""
+    try:
+        return guide.allows(sequence.tokens, sequence.prompt_length, token)
+    except Exception:  # noqa: BLE001 - its mask raises it again
+        return False
 
 
 def _guarded(sequence: Sequence, work: Callable[[], T]) -> T | Failure:
@@ -121,163 +255,27 @@ def _guarded(sequence: Sequence, work: Callable[[], T]) -> T | Failure:
         )
 
 
-def plain(sequence: Sequence) -> bool:
-    """Whether it takes the likeliest token, and all later ones, as far as a grammar lets it."""
-    p = sequence.request.params
-    untouched = p.repetition_penalty == 1.0 and not (
-        p.presence_penalty or p.frequency_penalty or p.logit_bias
-    )
-    return p.greedy and untouched and sequence.output_length >= p.min_tokens
+def _settings(draw: _Draw) -> tuple[float, float, float, float, float]:
+    """A row of `draw_tokens`. The likeliest token, the first of equals, is what the least number falls on."""
+    sequence, p = draw.sequence, draw.sequence.request.params
+    if _coldest(p):
+        return COLDEST, 0, 1.0, 0.0, 0.0
+    assert p.seed is not None, "the scheduler takes no request that draws without a seed"
+    number = drawn_number(p.seed, sequence.output_length, draw.allowed_B is not None)
+    return p.temperature, max(0, p.top_k), p.top_p, p.min_p, number
 
 
-def _allowed(guide: Guide, sequence: Sequence, token: int) -> bool:
-    """Whether the grammar takes the best token: then it is the best of those that the grammar takes, and needs no mask.
-    Whatever is wrong with a grammar is told where the row is drawn."""
-    try:
-        return guide.allows(sequence.tokens, sequence.prompt_length, token)
-    except Exception:  # noqa: BLE001 - its mask, which is asked for next, raises it again
-        return False
+def _coldest(params: SamplingParams) -> bool:
+    return params.greedy or params.top_k == 1
 
 
-def _one(row_V: Tensor, sequence: Sequence) -> int:
-    """`row_V` is float64, finite and the callee's own: penalties and biases of float32 logits stay finite in it."""
-    params = sequence.request.params
-    _penalise(row_V, sequence, params)
-    for token, bias in params.logit_bias:
-        row_V[token] += bias
-    if sequence.output_length < params.min_tokens:
-        _forbid(row_V, sequence)
-    if sequence.guide is not None:
-        return _guided(row_V, sequence, sequence.guide)
-    return _choose(row_V, params, _seed(sequence))
+def _cut(params: SamplingParams) -> bool:
+    """Whether its tokens have to be put in order."""
+    return not _coldest(params) and (params.top_k > 0 or params.top_p < 1.0)
 
 
-def _choose(row_V: Tensor, params: SamplingParams, seed: int | None) -> int:
-    if params.greedy:
-        return int(row_V.argmax())
-    return _draw(row_V, params, _given(seed))
-
-
-def _given(seed: int | None) -> int:
-    assert seed is not None, "the scheduler takes no request that draws without a seed"
-    return seed
-
-
-def _guided(row_V: Tensor, sequence: Sequence, guide: Guide) -> int:
-    """A draw from the whole vocabulary where the grammar allows it, else another one from what the grammar allows: both
-    together are a draw from what it allows, and the first needs no mask. Not so where the best few are cut out first.
-    """
-    params, seed, at = sequence.request.params, _seed(sequence), sequence.prompt_length
-    probability_V: Tensor | None = None
-    token: int | None = None
-    if params.greedy:
-        token = int(row_V.argmax())
-    elif params.top_p == 1.0 and params.top_k <= 0 and params.min_p == 0.0:
-        probability_V = _softmax(row_V, params)
-        token = _pick(probability_V, _given(seed))
-    if token is not None and guide.allows(sequence.tokens, at, token):
-        return token
-    forbidden_V = torch.from_numpy(forbidden_of([guide.allowed_B(sequence.tokens, at)], len(row_V))[0])
-    if probability_V is not None:
-        probability_V.masked_fill_(forbidden_V, 0.0)
-        if float(probability_V.sum()) > _MUCH:
-            return _pick(probability_V, _given(seed) ^ _SECOND)
-    row_V.masked_fill_(forbidden_V, NEVER)
-    if row_V.max() == NEVER:
-        raise RequestError(_NONE_LEFT, param="min_tokens")
-    return _choose(row_V, params, None if seed is None else seed ^ _SECOND)
-
-
-def _forbid(row_V: Tensor, sequence: Sequence) -> None:
-    """Hold back every token that would stop before min_tokens. Raises RequestError when that leaves none."""
-    for token in (*sequence.eos_ids, *sequence.request.params.stop_token_ids):
-        if token < row_V.shape[0]:
-            row_V[token] = NEVER
-    if row_V.max() == NEVER:
-        raise RequestError(_NONE_LEFT, param="min_tokens")
-
-
-def _penalise(row_V: Tensor, sequence: Sequence, params: SamplingParams) -> None:
-    """Repetition (CTRL, arXiv 1909.05858) over prompt and output; presence and frequency over the output."""
-    if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.tokens)))
-        value = row_V[seen]
-        factor = params.repetition_penalty
-        row_V[seen] = torch.where(value > 0, value / factor, value * factor)
-    if params.presence_penalty or params.frequency_penalty:
-        counts = Counter(sequence.output_ids)
-        if counts:
-            ids = torch.tensor(list(counts))
-            times = torch.tensor(list(counts.values()), dtype=row_V.dtype)
-            row_V[ids] -= params.presence_penalty + params.frequency_penalty * times
-
-
-def _draw(row_V: Tensor, params: SamplingParams, seed: int) -> int:
-    """top-k, then top-p, then min-p over what remains; one uniform number decides. The best token is always kept."""
-    probability, token = _candidates(row_V, params)
-    keep = torch.ones_like(probability, dtype=torch.bool)
-    if params.top_p < 1.0:
-        keep &= probability.cumsum(-1) - probability < params.top_p
-    if params.min_p > 0.0:
-        keep &= probability >= params.min_p * probability[0]
-    if token is not None:
-        keep[0] = True
-    index = _pick(torch.where(keep, probability, 0.0), seed)
-    return index if token is None else int(token[index])
-
-
-def _pick(weight: Tensor, seed: int) -> int:
-    """An index, as likely as its weight is of their sum."""
-    cumulative = weight.cumsum(-1)
-    point = random.Random(seed).random() * float(cumulative[-1])
-    last = int((cumulative < cumulative[-1]).sum())  # the last token that has any probability
-    return min(int(torch.searchsorted(cumulative, point, right=True)), last)
-
-
-def _candidates(row_V: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
-    """(probability, token), best first; all in the order of the vocabulary, and no tokens, where none is cut off."""
-    if params.top_k > 0:
-        value, token = row_V.topk(min(params.top_k, row_V.shape[0]))
-        return _softmax(value, params), token
-    probability_V = _softmax(row_V, params)
-    if params.top_p == 1.0 and params.min_p == 0.0:
-        return probability_V, None
-    probability, token = probability_V.topk(min(NUCLEUS, row_V.shape[0]))
-    nucleus = params.top_p < 1.0 and float(probability.sum()) >= params.top_p
-    if nucleus or float(probability[-1]) < params.min_p * float(probability[0]):
-        return probability, token
-    return probability_V.sort(descending=True, stable=True)
-
-
-def _softmax(value: Tensor, params: SamplingParams) -> Tensor:
-    """The maximum is subtracted before the division, so no temperature overflows."""
-    return ((value - value.max()) / params.temperature).softmax(-1)
-
-
-def _seed(sequence: Sequence) -> int | None:
-    """A draw is a function of (seed, position), so preemption and re-batching cannot change it. Of a negative seed its
-    64 bits count: Python's generator ignores the sign."""
-    seed = sequence.request.params.seed
-    return None if seed is None else (seed % _SEEDS << 24) ^ sequence.output_length
-
-
-def logprobs_of(logits_RV: Tensor, tokens: Many[int], alternatives: int) -> list[TokenLogprob]:
-    """One entry per token and the row that gave it, natural log. From raw logits, before temperature and penalties, as
-    the OpenAI API and vLLM report them. Finite, whatever the logits were. The host waits once for 64 rows."""
-    found: list[TokenLogprob] = []
-    for start in range(0, len(tokens), _ROWS):
-        ids = tokens[start : start + _ROWS]
-        logprob_RV = logits_RV[start : start + len(ids)].float().log_softmax(-1)
-        chosen_R1 = logprob_RV.gather(1, torch.tensor(ids, device=logprob_RV.device)[:, None])
-        rank_R = (logprob_RV > chosen_R1).sum(-1) + 1
-        value_RA, index_RA = logprob_RV.topk(min(alternatives, logprob_RV.shape[1]))
-        columns = (t.tolist() for t in (chosen_R1[:, 0], rank_R, index_RA, value_RA))
-        for token, chosen, rank, best, values in zip(ids, *columns, strict=True):
-            top = tuple((i, _told(v)) for i, v in zip(best, values, strict=True))
-            found.append(TokenLogprob(token, _told(chosen), rank, top))
-    return found
-
-
-def _told(logprob: float) -> float:
-    """Above the least, and NaN as the least: JSON has neither -Infinity nor NaN."""
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+def _kind(draw: _Draw) -> tuple[bool, bool, bool, bool]:
+    """Draws of one kind are one call."""
+    params = draw.sequence.request.params
+    cut = _cut(params)
+    return cut, cut and params.top_k > 0 and not draw.wide, draw.wide, draw.allowed_B is not None

@@ -1,36 +1,91 @@
-"""Which tokens of a draft the target's own step confirms. Shapes: N rows of one sequence, V vocabulary.
+"""The tokens that a step gives its sequences: of each one, and behind it those of a draft that the target's own step
+confirms. Shapes: R rows of logits, V vocabulary.
 
-Each row is drawn as a step without a draft would draw it, with the confirmed tokens before it and no others: seeds,
-penalties, min_tokens and grammars see what they would have seen.
+Each row is drawn as a step without a draft would draw it, with the tokens before it and no others: seeds, penalties,
+min_tokens and grammars see what they would have seen. A row behind a wrong guess was drawn in vain.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from itertools import islice
+from typing import NamedTuple
 
 from torch import Tensor
 
-from afserve.engine.sampler import Failure, plain, sample
+from afserve.engine.logprobs import logprobs_of
+from afserve.engine.sampler import Failure, Sampler, plain, rows_of
+from afserve.engine.scheduling.request import TokenLogprob
 from afserve.engine.scheduling.sequence import Sequence
-from afserve.kernels.ops import Ops
+
+Run = tuple[int, ...]  # tokens of one sequence, one after the other
 
 
-def confirm_draft(
-    first: int, draft: Many[int], logits_NV: Tensor, sequence: Sequence, ops: Ops, best_N: Many[int] = ()
-) -> tuple[int, ...]:
-    """`first` was drawn from row 0; row n stands behind `draft[:n]`. One token more than of the draft is right, or as
-    many where the next row gives no token: the step that computes it again says why. `best_N`: the likeliest token of
-    each row, below 0 where there is none, which a plainly greedy sequence takes."""
-    run = [first]
-    if best_N and sequence.guide is None and plain(sequence):
-        for guess, best in zip(draft, best_N[1:], strict=True):
-            if run[-1] != guess or best < 0:
-                break
-            run.append(best)
-        return tuple(run)
-    for row, guess in enumerate(draft, 1):
+class Rows(NamedTuple):
+    """Of one sequence: its newest token's is the `first`, those of the `supposed` tokens of its draft follow."""
+
+    sequence: Sequence
+    first: int
+    supposed: int = 0
+
+
+def draw_runs(logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler) -> dict[int, Run | Failure]:
+    """At least one token for each, all rows drawn in one call; or why there is none."""
+    sequences = {index: _drawn(*rows) for index, rows in asked.items()}
+    flat = [one for several in sequences.values() for one in several]
+    places = [asked[index].first + at for index, several in sequences.items() for at in range(len(several))]
+    outcomes = iter(sampler.sample(logits_RV, flat, places) if flat else ())
+    return {
+        index: _confirmed(asked[index], list(islice(outcomes, len(several))), logits_RV, sampler)
+        for index, several in sequences.items()
+    }
+
+
+def _drawn(sequence: Sequence, first: int, supposed: int) -> list[Sequence]:
+    """As it is at the first of its rows and, behind so many tokens of its draft, at the others. A grammar goes no step
+    back, so who follows one is drawn row by row, as long as its draft is right."""
+    if sequence.guide is not None:
+        return [sequence]
+    if plain(sequence):
+        return [sequence] * (1 + supposed)
+    return [sequence, *(sequence.supposing(sequence.draft[:at]) for at in range(1, 1 + supposed))]
+
+
+def _confirmed(
+    rows: Rows, outcomes: Many[int | Failure], logits_RV: Tensor, sampler: Sampler
+) -> Run | Failure:
+    """One token more than of the draft is right, or as many where the next row gives no token: the step that computes
+    it again says why. Rows behind the `outcomes` are drawn here."""
+    token, sequence = outcomes[0], rows.sequence
+    if isinstance(token, Failure):
+        return token
+    run = [token]
+    for at, guess in enumerate(sequence.draft[: rows.supposed], 1):
         if run[-1] != guess:
             break
-        (token,) = sample(logits_NV[row : row + 1], [sequence.supposing(run)], ops)
+        if at < len(outcomes):
+            token = outcomes[at]
+        else:
+            row = rows.first + at
+            (token,) = sampler.sample(logits_RV[row : row + 1], [sequence.supposing(run)])
         if isinstance(token, Failure):
             break
         run.append(token)
     return tuple(run)
+
+
+def logprobs_of_runs(
+    logits_RV: Tensor, asked: Mapping[int, Rows], runs: Mapping[int, Run]
+) -> dict[int, tuple[TokenLogprob, ...]]:
+    """Of the runs whose askers want them, all rows in one call."""
+    rows, tokens, counts = list[int](), list[int](), dict[int, int]()
+    for index, run in runs.items():
+        count = asked[index].sequence.request.params.logprobs
+        if count is not None:
+            counts[index] = count
+            rows += range(asked[index].first, asked[index].first + len(run))
+            tokens += run
+    if not counts:
+        return {}
+    most = [count for index, count in counts.items() for _ in runs[index]]
+    told = iter(logprobs_of(rows_of(logits_RV, rows), tokens, most))
+    return {index: tuple(islice(told, len(runs[index]))) for index in counts}

@@ -169,8 +169,8 @@ class Matcher:
         return self._matcher.validate_tokens([token]) == 1
 
     def allowed_B(self) -> "NDArray[np.uint8]":
-        """A bit for each token of the vocabulary that may come next, the first of a byte being its lowest: for
-        `forbidden_of`. Raises RequestError as `consume`."""
+        """A bit for each token of the vocabulary that may come next, the first of a byte being its lowest. Raises
+        RequestError as `consume`."""
         import numpy as np
 
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -189,16 +189,6 @@ class Matcher:
 
     def _raise(self, otherwise: str) -> None:
         raise _refused("grammar", in_words(self._matcher.get_error()) or otherwise)
-
-
-def forbidden_of(allowed_RB: "Sequence[NDArray[np.uint8]]", vocab_size: int) -> "NDArray[np.bool_]":
-    """True for each token that may not come next, in a row for each answer; all of them are unpacked at once."""
-    import numpy as np
-
-    found: NDArray[np.bool_] = np.unpackbits(
-        np.stack(allowed_RB), axis=1, count=vocab_size, bitorder="little"
-    ).view(np.bool_)
-    return np.logical_not(found, out=found)
 
 
 class Compiler:

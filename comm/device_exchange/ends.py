@@ -19,6 +19,8 @@ from afserve.comm.device_exchange.region import Region
 from afserve.comm.mailbox.wire import Frame
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
+from afserve.kernels.devices.device import Queue
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.triton import symm_exchange as symm_kernels
 from afserve.kernels.triton.config import FUSED
 from afserve.member import NodeId, Role
@@ -81,11 +83,11 @@ class _End:
         self._number_MN = [self._words(len(one)) for one in boxes]
         self._count_MN = [self._words(len(one)) for one in boxes]
         self._error = self._words(1)
-        pinned = self._device.type == "cuda"
-        self._stream: torch.cuda.Stream | None = None  # where it waited last
-        self._host = torch.zeros(2, dtype=torch.int32, pin_memory=pinned)
+        self._place = device_of(self._device)
+        self._queue: Queue | None = None  # where it waited last
+        self._host = self._place.pinned(2, torch.int32)
         self._words_of_host = self._host.numpy()  # written also outside of inference mode
-        self._begun = torch.zeros(max(map(len, boxes)), dtype=torch.int32, pin_memory=pinned)
+        self._begun = self._place.pinned(max(map(len, boxes)), torch.int32)
         self._fp8 = layout.dispatch_wire is WireType.FLOAT8
         self._columns = min(_COLUMNS, max(128, triton.next_power_of_2(layout.hidden)))
         self._parts = triton.cdiv(layout.hidden, self._columns)
@@ -103,8 +105,8 @@ class _End:
         return bool(self._words_of_host[_ERROR])
 
     def _finish(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
+        if self._queue is not None:
+            self._queue.wait()
 
     def abort(self) -> None:
         """Every wait ends now, as if its peer were silent, and every later one until `begin`."""
@@ -130,9 +132,9 @@ class _End:
         flags = (ctypes.c_int32.from_address(address).value for address in self._boxes[micro_batch].own)
         return all(flag == number + ahead for flag, number in zip(flags, numbers, strict=True))
 
-    def _waits(self) -> None:
-        if self._device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self._device)
+    def waits_here(self) -> None:
+        """Its last wait is in the current queue."""
+        self._queue = self._place.current()
 
     def _words(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._device)
@@ -196,7 +198,7 @@ class SymmAttention(_End):
         rows = ticket.place_NT.shape[1]
         y_TH = torch.empty((rows, layout.hidden), dtype=torch.float32, device=ticket.place_NT.device)
         region = self._combine
-        self._waits()
+        self.waits_here()
         symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, None, None, self._error, self._host, layout.max_rows, region.half,
             self._patience.limit, NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
@@ -249,7 +251,7 @@ class SymmExpert(_End):
         slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
         weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
         header_N2 = self._words(2 * len(boxes)).view(-1, 2)
-        self._waits()
+        self.waits_here()
         symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, count_N, header_N2, self._error, self._host, layout.max_rows,
             self._dispatch.half, self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,

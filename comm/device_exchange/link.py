@@ -41,6 +41,15 @@ class _Step:
     since: float = 0.0
     next_layer: int = 0
     why: str = ""
+    prepared: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Way:
+    """Boxes and routes whose addresses recorded launches have."""
+
+    front: SymmAttention
+    table: RouteTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,7 @@ class DeviceLink(ExpertLink):
         self._regions, self._patience = regions, patience
         self._fronts: dict[int, SymmAttention] = {}
         self._steps: dict[int, _Step] = {}
+        self._ways: dict[int, _Way] = {}
         self._again: set[int] = set()  # micro-batches whose step is run again
         self.exchanged_steps = self.failed_steps = 0
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -68,7 +78,9 @@ class DeviceLink(ExpertLink):
     ) -> Ticket:
         step = self._steps.get(micro_batch)
         if layer == 0 and len(x_TH):
-            step = self._open(micro_batch)
+            step = step if step is not None and step.prepared else self._open(micro_batch)
+            if step is not None:
+                step.next_layer = 0
         if step is None or layer >= self._layout.exchange or not len(x_TH):
             return super().dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
         routes, deadline = step.table.layers[layer], self._clock.now() + self._deadline
@@ -110,6 +122,20 @@ class DeviceLink(ExpertLink):
             shape = ticket.rows, self._layout.hidden
             return torch.full(shape, float("nan"), dtype=torch.float32, device=self._device)
         return step.front.combine(exchanged.sent)
+
+    def prepare(self, micro_batch: int) -> object | None:
+        step = self._open(micro_batch)
+        if step is None:
+            return None
+        step.prepared, way = True, self._ways.get(micro_batch)
+        if way is None or way.front is not step.front or way.table is not step.table:
+            way = self._ways[micro_batch] = _Way(step.front, step.table)
+        return way
+
+    def replayed(self, micro_batch: int) -> None:
+        step = self._steps[micro_batch]
+        step.next_layer, step.since = self._layout.exchange, self._clock.now()
+        step.front.waits_here()
 
     def held(self, micro_batch: int) -> bool:
         """A step of it is over; it waits for a device. Whether its sums are right; else it has to be run again."""

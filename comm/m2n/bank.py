@@ -13,6 +13,7 @@ from torch import Tensor
 from afserve import member
 from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.ticket import Part
+from afserve.comm.m2n.unrecorded import Unrecorded
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.errors import RendezvousError
@@ -75,7 +76,7 @@ class LocalTicket(NamedTuple):
     parts: tuple[Part, ...] = ()
 
 
-class NoExpertNodes:
+class NoExpertNodes(Unrecorded):
     """What a link says that has no expert nodes: nobody can be lost, and nobody comes."""
 
     @property
@@ -114,9 +115,6 @@ class NoExpertNodes:
     def oldest_epoch(self) -> None:
         return None
 
-    def held(self, micro_batch: int) -> bool:
-        return True
-
     def owing(self) -> dict[int, float]:
         return {}
 
@@ -148,6 +146,11 @@ class LocalBankLink(NoExpertNodes):
             y_TH = self._sums[micro_batch] = torch.empty(x_TH.shape, dtype=torch.float32, device=x_TH.device)
         self._bank.forward(layer, x_TH, expert_TK, weight_TK, y_TH)
         return LocalTicket(layer, micro_batch, y_TH)
+
+    def prepare(self, micro_batch: int) -> object | None:
+        """Sums of a recorded step are in memory that was recorded with it."""
+        self._sums.pop(micro_batch, None)
+        return self
 
     def ready(self, ticket: LocalTicket) -> bool:
         return True

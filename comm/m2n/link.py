@@ -20,6 +20,7 @@ from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.rows import RowSplit, Splitter
 from afserve.comm.m2n.staging import Stage, stage_for
 from afserve.comm.m2n.ticket import Given, Part, Ticket
+from afserve.comm.m2n.unrecorded import Unrecorded
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.mailbox.wire import name
 from afserve.comm.native import native_library
@@ -30,7 +31,7 @@ from afserve.member import NodeId
 from afserve.placement.placement import Placement
 
 
-class ExpertLink:
+class ExpertLink(Unrecorded):
     """Over any transport. `deadline` is how many seconds an answer may take, and an expert may be on no node.
     `device` is where rows come from and sums go to; `stage` replaces the way between it and the transport's mailboxes.
     `near`: which replicas are to be preferred.
@@ -148,9 +149,6 @@ class ExpertLink:
 
     def take_given_up(self, micro_batch: int) -> dict[int, str]:
         return self._recoveries.take_given_up(micro_batch)
-
-    def held(self, micro_batch: int) -> bool:
-        return True
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int

@@ -46,6 +46,14 @@ class Link(Protocol[_AnyTicket]):
         """All layers of a step of it were combined. Whether these sums count; else the step has to be run again, once,
         and its sums count then."""
 
+    def prepare(self, micro_batch: int) -> object | None:
+        """A step begins whose launches are recorded, or were: where they go, the same object as long as what was
+        recorded may be replayed. None where a host has a part in every layer. The step may also be dispatched layer by
+        layer. `held` ends it."""
+
+    def replayed(self, micro_batch: int) -> None:
+        """All layers of the prepared step were launched, in the device's current queue."""
+
     def wait(self, tickets: Sequence[_AnyTicket], timeout: float) -> None:
         """Park until a ticket may be ready, at most `timeout` seconds."""
 

@@ -10,6 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from afserve.kernels.devices.device import Device, Event
+from afserve.kernels.devices.opened import device_of
+
 
 class Copy(Protocol):
     """Tensors on their way to the host."""
@@ -36,42 +39,42 @@ class Stage(Protocol):
         """On the device; the tensors given may be overwritten at once."""
 
 
-class CudaCopy:
-    def __init__(self, tensors: tuple[Tensor, ...], event: torch.cuda.Event) -> None:
+class DeviceCopy:
+    def __init__(self, tensors: tuple[Tensor, ...], event: Event) -> None:
         self.tensors = tensors
         self._event = event
 
     def copied(self) -> bool:
-        return bool(self._event.query())
+        return self._event.done()
 
     def wait(self) -> None:
-        self._event.synchronize()
+        self._event.wait()
 
 
-class CudaStage:
+class DeviceStage:
     """Copies in the device's current stream, in order with the kernels that make and use the rows."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: Device) -> None:
+        self._device, self.device = device, device.where
         self._buffers: dict[Hashable, Tensor] = {}
-        self._uploads: dict[Hashable, torch.cuda.Event] = {}
+        self._uploads: dict[Hashable, Event] = {}
 
-    def to_host(self, key: Hashable, *tensors: Tensor) -> CudaCopy:
+    def to_host(self, key: Hashable, *tensors: Tensor) -> DeviceCopy:
         hosts = tuple(self._buffer((key, i, t.dtype), t) for i, t in enumerate(tensors))
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
-        return CudaCopy(hosts, self._mark())
+        return DeviceCopy(hosts, self._device.current().put_event())
 
     def to_device(self, key: Hashable, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The last upload of this key may still be read from its buffer; it was done long before, as a rule."""
         before = self._uploads.get(key)
         if before is not None:
-            before.synchronize()
+            before.wait()
         hosts = tuple(self._buffer(("up", key, i, t.dtype), t) for i, t in enumerate(tensors))
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor)
         above = tuple(host.to(self.device, non_blocking=True) for host in hosts)
-        self._uploads[key] = self._mark()
+        self._uploads[key] = self._device.current().put_event()
         return above
 
     def _buffer(self, key: Hashable, like: Tensor) -> Tensor:
@@ -79,15 +82,10 @@ class CudaStage:
         known = self._buffers.get(key)
         if known is None or known.numel() < like.numel():
             size = max(like.numel(), 2 * known.numel() if known is not None else 0)
-            known = self._buffers[key] = torch.empty(size, dtype=like.dtype, pin_memory=True)
+            known = self._buffers[key] = self._device.pinned(size, like.dtype)
         return known[: like.numel()].view(like.shape)
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
 
 
 def stage_for(device: torch.device, payloads: torch.device) -> Stage | None:
     """What stands between a node on `device` and mailboxes on `payloads`; None where they share their memory."""
-    return None if device.type == payloads.type else CudaStage(device)
+    return None if device.type == payloads.type else DeviceStage(device_of(device))

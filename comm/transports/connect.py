@@ -18,6 +18,7 @@ from afserve.comm.transport import HOST, Connecting, Layout, ListenSpec, Transpo
 from afserve.comm.transports import local, pairs, shm, tcp
 from afserve.credentials import NOBODYS, Credentials
 from afserve.errors import ConfigError, RendezvousError
+from afserve.kernels.devices.cuda import count_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ TRANSPORTS: dict[str, Opening] = {
     "tcp": Opening(tcp.listen, tcp.connect),
     "pairs": Opening(pairs.listen, pairs.connect, lambda: sys.platform == "linux"),
     "dist": _of_file("dist", _has_gloo),
-    "symm": _of_file("symm", torch.cuda.is_available),
+    "symm": _of_file("symm", lambda: count_gpus() > 0),
 }
 
 

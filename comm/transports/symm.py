@@ -23,6 +23,8 @@ from afserve.comm.transports import dist
 from afserve.comm.transports.pair_stream import Boxes, Carriage
 from afserve.comm.transports.venue import IN_HOST, Introduction
 from afserve.errors import ConfigError
+from afserve.kernels.devices.cuda import count_gpus
+from afserve.kernels.devices.opened import device_of
 
 _FLAG_BYTES = 256  # a flag has its own line, and what follows it is aligned for any vector
 _ALIGN = 256
@@ -51,9 +53,8 @@ class SymmPair:
             max(Frame(kind, layout).capacity for kind in _DIRECTIONS), _ALIGN
         )
         shape = 2, layout.micro_batches, _COUNT_WORDS
-        with _on(device):  # the thread that lets newcomers in has another one, and pinning begins a context
-            self._sent, self._received = torch.zeros(shape, dtype=torch.int32, device=device)
-            self._words = torch.zeros(2, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._sent, self._received = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._words = device_of(device).pinned(2, torch.int32)
         assert isinstance(known.connection, socket.socket), "memory is handed over on a plain Unix socket"
         self._regions, self._region = layout.micro_batches * self._stride, 0
         if layout.exchange:
@@ -75,13 +76,13 @@ class SymmPair:
     def send(self, payload_B: Tensor, tag: int) -> None:
         """The payload was written in place, by kernels that were launched before."""
         flag = self._open().theirs_B.data_ptr() + tag * self._stride
-        with _on(payload_B.device):
+        with device_of(payload_B.device).as_current():  # Triton launches on the current device
             self._kernels.raise_flag[(1,)](flag, self._sent, tag, CHIP=self._chip, num_warps=1)
 
     def receive(self, payload_B: Tensor, tag: int, limit: float) -> None:
         """What is launched from now on comes after the payload."""
         flag = self._open().mine_B.data_ptr() + tag * self._stride
-        with _on(payload_B.device):
+        with device_of(payload_B.device).as_current():  # Triton launches on the current device
             self._kernels.await_flag[(1,)](
                 flag, self._received, tag, payload_B, payload_B.numel(), self._words.data_ptr(), self._limit,
                 CHIP=self._chip, BYTES=1024,
@@ -98,8 +99,8 @@ class SymmPair:
         """End every wait, and give the memory back once no kernel uses it. Who still fills a mailbox fills one that
         goes nowhere."""
         self._words[_ABORT] = 1
-        if self._shared is not None and self._shared.mine_B.is_cuda:
-            torch.cuda.synchronize(self._shared.mine_B.device)
+        if self._shared is not None:
+            device_of(self._shared.mine_B.device).finish()
         for box in self._outboxes.values():
             box.bind(torch.empty_like(box.payload_B))
         self._outboxes = {}
@@ -111,11 +112,6 @@ class SymmPair:
         return self._shared
 
 
-def _on(device: torch.device) -> torch.cuda.device:
-    """Triton launches on the current device; on none, in its interpreter."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
-
-
 def carriage(device: torch.device, driver: MemoryDriver, *, chip: bool) -> Carriage:
     """`chip`: see `SymmPair`."""
     return Carriage(device, 0, "symm", partial(SymmPair, driver, chip), IN_HOST, regions=True)
@@ -123,7 +119,7 @@ def carriage(device: torch.device, driver: MemoryDriver, *, chip: bool) -> Carri
 
 def on_gpu(device: torch.device) -> Carriage:
     """Raises ConfigError where there is no such GPU, or it cannot share memory."""
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda" or not count_gpus():
         raise ConfigError(
             f"transport symm: payloads lie in GPU memory, and device {device} is none of this machine's GPUs; "
             "start nodes with --device cuda on GPUs of one host, or use another --transport",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import triton
 from afserve.errors import ConfigError
+from afserve.kernels.devices.cuda import chip_of, make_current, numbered
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
@@ -63,17 +64,18 @@ class TritonBackend(Reference):
     def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
         """For a CUDA device that is present; it becomes the process's current one, where Triton launches. Raises
         ConfigError if its chip has no bfloat16 matrix instructions."""
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        chip = torch.cuda.get_device_properties(device)
-        if (chip.major, chip.minor) < (8, 0):
+        device = numbered(device)
+        chip = chip_of(device)
+        if chip.capability < (8, 0):
+            major, minor = chip.capability
             raise ConfigError(
-                f"device {device}: {chip.name} is compute capability {chip.major}.{chip.minor}, the Triton kernels "
+                f"device {device}: {chip.name} is compute capability {major}.{minor}, the Triton kernels "
                 'need 8.0 or newer; use another device, or backend "torch"'
             )
-        torch.cuda.set_device(device)
+        make_current(device)
         shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
         tiles = TileTable.of_chip(chip.name, shared)
-        return cls(device, chip.multi_processor_count, tiles, (chip.major, chip.minor) >= (8, 9), parts)
+        return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts)
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
         return TritonBackend(self.device, self._multiprocessors, tiles, self.holds_fp8, self._parts)

@@ -112,6 +112,18 @@ def test_placement_and_gateway_code_never_name_torch() -> None:
 
 
 @pytest.mark.slow
+def test_one_file_calls_the_runtime_of_a_vendor() -> None:
+    """Another vendor's is another file beside it (`kernels/devices/device.py`)."""
+    for path in sources():
+        if path.relative_to(ROOT).as_posix() != "kernels/devices/cuda.py":
+            text = path.read_text(encoding="utf-8")
+            named = [
+                one for one in ("torch.cuda", "torch.version.hip", "torch.xpu", "torch.mps") if one in text
+            ]
+            assert not named, f"{path}: {named}"
+
+
+@pytest.mark.slow
 def test_nothing_unsafe() -> None:
     found = []
     for path in sources():

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from tests.cuda.pretend import load_guard
+from tests.cuda.pretend import PretendedDevice, load_guard
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +19,4 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
 def pretended_gpus(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In inference mode PyTorch shows a mode whole operations such as `to`, which its fake mode cannot run."""
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
+    monkeypatch.setattr("afserve.kernels.devices.cuda.CudaDevice", PretendedDevice)

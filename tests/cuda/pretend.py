@@ -8,16 +8,25 @@ assignment of another device pass, and whatever makes the host wait for a device
 import subprocess
 import traceback
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import cpp_extension
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_flatten
 
+from afserve.kernels.devices.host import HostDevice
+
+Launched = tuple[str, tuple[tuple[int, ...], ...]]  # an operation, and the shapes that it got
+PINNED: set[int] = set()  # where memory begins that copies need not wait for
 GUARD = Path(__file__).with_name("no_op_guard.cpp")
 COPIES = ("aten._to_copy", "aten.copy_")
 WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten._unique2", "aten.bincount", "aten.masked_select")
@@ -35,12 +44,16 @@ def load_guard(folder: Path) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """`waits` counts what the host waited for, by operation and the line of afserve's that asked."""
+    """`waits` counts what the host waited for, by operation and the file of afserve's that asked, and `pageable` what
+    was copied to a device from memory that is not pinned: the host waits there until a buffer of the driver's is free.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.pageable: Counter[str] = Counter()
         self.launches = 0
+        self.recorded: list[Launched] | None = None  # while launches are recorded
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -53,8 +66,16 @@ class Watch(TorchDispatchMode):
                 return func(*args, **kwargs)
         self._check_devices(name, tensors)
         self.launches += 1
+        waits = self._waits(name, tensors, kwargs) or _is_pageable(name, tensors, kwargs)
+        if self.recorded is not None:
+            if waits:
+                raise RuntimeError(f"{name} at {_line()} cannot be recorded")
+            if not name.startswith("prim."):
+                self.recorded.append((name, tuple(tuple(x.shape) for x in tensors)))
         if self._waits(name, tensors, kwargs):
             self.waits[f"{name} at {_line().partition(':')[0]}"] += 1
+        if _is_pageable(name, tensors, kwargs):
+            self.pageable[f"{name} at {_line().partition(':')[0]}"] += 1
         if name == "aten._local_scalar_dense":
             return (
                 -1 if _line().startswith("spoiled.py") else 0
@@ -80,6 +101,23 @@ class Watch(TorchDispatchMode):
         return name.startswith("aten.copy_") and tensors[0].device.type == "cpu" and from_device
 
 
+def _watch() -> Watch:
+    (watch,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch))
+    return watch
+
+
+def _is_pageable(name: str, tensors, kwargs) -> bool:
+    if name.startswith("aten.copy_"):
+        target, source = tensors[0].device.type, tensors[1]
+    elif name.startswith("aten._to_copy"):
+        target, source = torch.device(kwargs.get("device") or tensors[0].device).type, tensors[0]
+    else:
+        return False
+    if target != "cuda" or source.device.type != "cpu" or isinstance(source, FakeTensor):
+        return False
+    return source.untyped_storage().data_ptr() not in PINNED
+
+
 def _line() -> str:
     """Of the code under test, not of PyTorch's."""
     frames = [
@@ -93,6 +131,36 @@ def pretended() -> Iterator[Watch]:
     watch = Watch()
     with FakeTensorMode(allow_non_fake_inputs=True), watch:
         yield watch
+
+
+class PretendedDevice(HostDevice):
+    """In the place of `CudaDevice`: it does at once what it is told. Its pinned memory is real, and known as such. What
+    makes the host wait cannot be recorded; `recordings` has what was launched, each time the same was."""
+
+    later = records = True
+    recordings: ClassVar[list[list[list[Launched]]]] = []
+
+    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
+        times: list[list[Launched]] = []
+        self.recordings.append(times)
+
+        def run() -> None:
+            watch = _watch()
+            watch.recorded = []
+            try:
+                launch()
+            finally:
+                times.append(watch.recorded)
+                watch.recorded = None
+
+        run()
+        return run
+
+    def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        with _disable_current_modes():
+            memory = super().pinned(count, dtype)
+        PINNED.add(memory.untyped_storage().data_ptr())
+        return memory
 
 
 class HostCopy:

@@ -20,6 +20,7 @@ from afserve.engine.device_queues import queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.attention import load_attention
 from afserve.models.decoder import LoadHalf
@@ -110,7 +111,7 @@ class LocalCluster:
                     epoch=plan.epoch,
                     step_rows=config.step_rows,
                     prompt_share=config.prompt_share,
-                    device=queues_of(expert_ops.device),
+                    device=queues_of(device_of(expert_ops.device)),
                 )
             )
             banks.append(bank)
@@ -194,7 +195,7 @@ class LocalCluster:
             ExpertPort(end, device=self._expert_device),
             self.banks[index],
             epoch=self._epochs[0],
-            device=queues_of(self._expert_device),
+            device=queues_of(device_of(self._expert_device)),
         )
         for epoch in self._epochs[1:]:
             node.accept(epoch)

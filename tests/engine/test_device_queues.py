@@ -19,11 +19,13 @@ from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
 from afserve.comm.transports import connect
-from afserve.engine import device_queues
-from afserve.engine.device_queues import CudaDevice, DeviceQueues, alone_on, queues_of
+from afserve.engine.device_queues import DeviceQueuePair, DeviceQueues, alone_on, queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import CheckpointError
+from afserve.kernels.devices.cuda import CudaDevice
+from afserve.kernels.devices.host import HostDevice
+from afserve.kernels.devices.opened import device_of
 from afserve.member import AttentionPhase
 from afserve.placement.placement import Fill, Placement
 from bench.phases import CHUNKS, DEVICE, FAST, Case, run
@@ -261,7 +263,7 @@ def test_the_streams_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    device = CudaDevice(torch.device("cuda:0"))
+    device = DeviceQueuePair(CudaDevice(torch.device("cuda:0")))
     Stream.log.clear()
     with device.decoding(Rows()):
         pass
@@ -297,7 +299,7 @@ def test_a_fill_begins_when_the_device_has_read_what_it_overwrites(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append(("wait", device)))
-    filler = Filler(Slots(), inside=partial(alone_on, place))
+    filler = Filler(Slots(), inside=partial(alone_on, CudaDevice(place)))
     filler.submit(1, [Fill(layer=0, node=0, slot=0, expert=expert) for expert in (5, 7)], urgent=True)
     filler.work()
     assert log == [("enter", place), ("wait", place), 5, ("wait", place), "leave"]
@@ -307,21 +309,13 @@ def test_a_fill_begins_when_the_device_has_read_what_it_overwrites(monkeypatch):
     assert log[:3] == [("enter", place), ("wait", place), 7]
     (done,) = filler.finished()
     assert done.experts == 1 and done.why == "expert 7 cannot be read"
-    with alone_on(torch.device("cpu")):
+    with alone_on(HostDevice(torch.device("cpu"))):
         assert log[3:] == []
 
 
-def test_a_host_has_no_queues(monkeypatch):
-    assert queues_of(torch.device("cpu")) is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    asked, made = [], ScriptedDevice(FakeClock(), BLOCK)
-
-    def opened(device):
-        asked.append(device)
-        return made
-
-    monkeypatch.setattr(device_queues, "CudaDevice", opened)
-    assert queues_of(torch.device("cuda:1")) is made and asked == [torch.device("cuda:1")]
+def test_a_host_has_no_queues():
+    assert queues_of(device_of(torch.device("cpu"))) is None
+    assert queue_per_box(device_of(torch.device("cpu"))) is None
 
 
 def test_what_decoding_takes_is_counted_while_prompts_are_there_only():

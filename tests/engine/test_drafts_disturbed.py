@@ -8,11 +8,13 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.engine.sampler import sample
+from afserve.engine.sampler import Sampler
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.verify import confirm_draft
+from afserve.engine.step.step_buffers import StepBuffers
+from afserve.engine.verify import Rows, draw_runs
 from afserve.grammars.grammar import of_choice, of_regex, of_schema
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import open_ops
 from tests.engine import test_lost_peer
 from tests.engine.driving import FAMILIES, collect, config, prompts
@@ -88,20 +90,23 @@ def test_grammars_are_followed_as_without_drafts(drafter):
 def test_what_is_drawn_behind_a_draft_is_as_likely_as_without():
     """50,000 draws of two tokens, and the chi-square of both against their probabilities: of 7 and of 6 degrees of
     freedom (a token cannot come), which pass 30 once in ten thousand times."""
-    ops, draft, temperature = open_ops("cpu", 1), 2, 0.8
+    draft, temperature = 2, 0.8
     logits_NV = torch.randn((2, 8), generator=torch.Generator().manual_seed(1))
     logits_NV[1, 5] = float("-1e9")
     probability_NV = (logits_NV.double() / temperature).softmax(-1)
-    asked = [
-        Sequence.start(
-            GenerationRequest(0, (1,), SamplingParams(4, temperature, seed=seed)), seed, frozenset()
-        )
-        for seed in range(50_000)
+    sampler = Sampler(open_ops("cpu", 1), StepBuffers(device_of(torch.device("cpu")), 1))
+    asked = {}
+    for seed in range(50_000):
+        params = SamplingParams(4, temperature, seed=seed)
+        sequence = Sequence.start(GenerationRequest(0, (1,), params), seed, frozenset())
+        sequence.draft = [draft]
+        asked[seed] = Rows(sequence, 2 * seed, 1)
+    runs = [
+        run
+        for run in draw_runs(logits_NV.repeat(50_000, 1), asked, sampler).values()
+        if isinstance(run, tuple)
     ]
-    drawn = sample(logits_NV[:1].expand(len(asked), -1), asked, ops)
-    first = [token for token in drawn if isinstance(token, int)]
-    pairs = zip(first, asked, strict=True)
-    runs = [confirm_draft(token, [draft], logits_NV, sequence, ops) for token, sequence in pairs]
+    first = [run[0] for run in runs]
     behind = [run[1] for run in runs if len(run) == 2]
     assert len(behind) == first.count(draft) > 3000
     for tokens, probability_V in zip((first, behind), probability_NV, strict=True):

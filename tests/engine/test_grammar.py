@@ -11,20 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.sampler import Failure, sample
+from afserve.engine.draws import forbidden_of
+from afserve.engine.sampler import Failure, Sampler
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
 from afserve.grammars.grammar import (
     Compiler,
-    forbidden_of,
     of_choice,
     of_lark,
     of_object,
     of_regex,
     of_schema,
 )
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import open_ops
 from afserve.tokens.tokenizer import Tokenizer
 from tests.engine.local_cluster import LocalCluster
@@ -170,6 +172,12 @@ class Broken(Evens):
         raise RequestError("grammar: broken")
 
 
+def sample(logits_RV, sequences):
+    return Sampler(open_ops("cpu", 1), StepBuffers(device_of(torch.device("cpu")), 1)).sample(
+        logits_RV, sequences
+    )
+
+
 def guided(guide, seed=0, **params):
     given = SamplingParams(**{"temperature": 0.0, "seed": seed, "grammar": "x", **params})
     return Sequence.start(GenerationRequest(0, (1,), given), 0, frozenset(), guide=guide)
@@ -187,16 +195,15 @@ def guided(guide, seed=0, **params):
     )
 )
 def test_rows_that_are_masked_together_get_what_each_gets_alone(rows):
-    """Row by row: logits, grammar, and a bias that lets it be drawn from on the host."""
+    """Row by row: logits, grammar, and a bias that lets it be drawn."""
     logits = torch.tensor([row for row, _, _ in rows], dtype=torch.float32)
     sequences = [
         guided(guide and guide(), **({"logit_bias": ((5, 0.0),)} if biased else {}))
         for _, guide, biased in rows
     ]
-    ops = open_ops("cpu", 1)
-    found = sample(logits, sequences, ops)
+    found = sample(logits, sequences)
     for at, (row, guide, _) in enumerate(rows):
-        assert found[at] == sample(logits[at : at + 1], sequences[at : at + 1], ops)[0]
+        assert found[at] == sample(logits[at : at + 1], sequences[at : at + 1])[0]
         if guide in (Nothing, Broken):
             assert isinstance(found[at], Failure)
         else:
@@ -212,7 +219,7 @@ def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
     counts = torch.zeros(6)
     for seed in range(2000):
         sequence = guided(Evens(), seed, temperature=1.0)
-        (token,) = sample(logits, [sequence], open_ops("cpu", 1))
+        (token,) = sample(logits, [sequence])
         assert isinstance(token, int)
         counts[token] += 1
     wanted = torch.tensor([0.0, float("-inf"), 1.0, float("-inf"), 2.0, float("-inf")]).softmax(-1)
@@ -228,7 +235,7 @@ def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
     for seed in range(3000):
         params = SamplingParams(temperature=1.0, seed=seed, grammar="x", **cut)
         sequence = Sequence.start(GenerationRequest(0, (1,), params), 0, frozenset(), guide=Evens())
-        (token,) = sample(logits[None], [sequence], open_ops("cpu", 1))
+        (token,) = sample(logits[None], [sequence])
         assert isinstance(token, int)
         counts[token] += 1
     assert torch.allclose(counts / 3000, wanted, atol=0.04)
@@ -247,7 +254,10 @@ def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):
 def test_what_is_allowed(compiler, tokenizer, grammar, text):
     matcher = compiler.compile(grammar)
     for token in tokenizer.encode(text, add_special_tokens=False):
-        assert matcher.allows(token) and not forbidden_of([matcher.allowed_B()], VOCABULARY)[0, token]
+        assert (
+            matcher.allows(token)
+            and not forbidden_of(torch.tensor(matcher.allowed_B()[None]), VOCABULARY)[0, token]
+        )
         matcher.consume([token])
     assert matcher.is_complete or matcher.allows(END)
 

@@ -244,10 +244,10 @@ def test_what_is_still_being_copied_is_waited_for(node, expected, one_pass):
             copy_out(blocks, self.source)
             copies.append(self)
 
-        def query(self):
+        def done(self):
             return self.ended
 
-        def synchronize(self):
+        def wait(self):
             self.rows_NY.copy_(self.source)
             self.ended = self.waited = True
 
@@ -267,7 +267,7 @@ def test_what_is_still_being_copied_is_waited_for(node, expected, one_pass):
     for copy in copies:
         copy.ended = True
     one.forget()
-    copies[-1].synchronize()
+    copies[-1].wait()
     one.tiers.turn(PATIENCE)
     assert one.tiers.settled
 

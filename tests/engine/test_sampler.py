@@ -8,11 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.engine.sampler import Failure, logprobs_of
-from afserve.engine.sampler import sample as sample_with
+from afserve.engine.logprobs import logprobs_of
+from afserve.engine.sampler import Failure, Sampler
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import open_ops
 
 V = 12
@@ -20,7 +22,7 @@ OPS = open_ops("cpu", 1)
 
 
 def sample(rows, sequences):
-    return sample_with(rows, sequences, OPS)
+    return Sampler(OPS, StepBuffers(device_of(torch.device("cpu")), 1)).sample(rows, sequences)
 
 
 def sequence(output=(), prompt=(1, 2), eos=(0,), **params):
@@ -114,7 +116,7 @@ def test_logit_bias_and_min_tokens():
 @settings(max_examples=30, deadline=None)
 def test_logprobs(token, count):
     row = logits(9)
-    (entry,) = logprobs_of(row[None], [token], count)
+    (entry,) = logprobs_of(row[None], [token], [count])
     truth = row.double().log_softmax(-1)
     assert math.isclose(entry.logprob, float(truth[token]), abs_tol=1e-5)
     assert entry.rank == 1 + int((row > row[token]).sum())
@@ -170,7 +172,7 @@ def every_number_is_served_or_refused(data):
     chosen = sample(torch.stack([row, row, row]), [beside, one, beside])
     assert chosen[0] == chosen[2] == int(row.argmax())
     assert isinstance(chosen[1], int) and 0 <= chosen[1] < V, "one candidate is always left"
-    (entry,) = logprobs_of(row[None], [chosen[1]], 5)
+    (entry,) = logprobs_of(row[None], [chosen[1]], [5])
     assert all(math.isfinite(value) for value in (entry.logprob, *(v for _, v in entry.top)))
 
 
@@ -209,10 +211,10 @@ def test_a_row_that_is_not_finite_fails_alone(bad):
 
 
 def test_a_bug_in_one_draw_fails_that_sequence_only(monkeypatch):
-    def broken(row_V, params, seed):
+    def broken(sequence, vocabulary):
         raise IndexError("no candidate left")
 
-    monkeypatch.setattr("afserve.engine.sampler._draw", broken)
+    monkeypatch.setattr("afserve.engine.sampler.edits_of", broken)
     rows = torch.stack([logits(i) for i in range(2)])
     got = sample(rows, [sequence(temperature=1.0), sequence(temperature=0.0)])
     assert isinstance(got[0], Failure) and "IndexError" in got[0].message
@@ -223,6 +225,20 @@ def test_a_vocabulary_of_stop_tokens_cannot_be_held_back():
     held = sequence([3], min_tokens=5, stop_token_ids=tuple(range(V)))
     (got,) = sample(logits()[None], [held])
     assert isinstance(got, Failure) and "min_tokens" in got.message
+
+
+def test_a_token_outside_the_vocabulary_changes_no_other_row():
+    rows = torch.stack([logits(i) for i in range(2)])
+    got = sample(rows, [sequence(logit_bias=((V, 100.0),)), sequence(logit_bias=((0, 0.0),))])
+    assert isinstance(got[0], Failure) and "IndexError" in got[0].message
+    assert got[1] == sample(rows[1:], [sequence()])[0]
+
+
+def test_alternatives_do_not_depend_on_what_others_ask_for():
+    rows = torch.stack([logits(1).round(), logits(2).round()])
+    both = logprobs_of(rows, [3, 4], [2, 20])
+    assert [both[0]] == logprobs_of(rows[:1], [3], [2]) and len(both[0].top) == 2 and len(both[1].top) == V
+    assert logprobs_of(rows, [], []) == []
 
 
 def test_the_nucleus_is_the_one_of_the_whole_vocabulary(monkeypatch):

@@ -9,6 +9,7 @@ from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
+from afserve.kernels.devices.opened import device_of
 
 
 def chunk(tokens: int, start: int, count: int, blocks: list[int], kind: ChunkKind) -> Chunk:
@@ -22,7 +23,7 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
     plan = StepPlan(
         0, (chunk(10, 9, 1, [7, 2, 5], ChunkKind.DECODE), chunk(12, 4, 6, [1, 3, 6], ChunkKind.PROMPT))
     )
-    step = build_step(plan, 4, StepBuffers(torch.device("cpu"), 64))
+    step = build_step(plan, 4, StepBuffers(device_of(torch.device("cpu")), 64))
     paged = step.paged
     assert step.token_T.tolist() == [109, 104, 105, 106, 107, 108, 109] and step.decodes == 1
     assert paged.position_T.tolist() == [9, 4, 5, 6, 7, 8, 9]
@@ -37,7 +38,7 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
 
 def test_addresses_stay_from_step_to_step() -> None:
     """Of a bucket's columns, over 1,000 drawn steps; what a step says is what it says in memory of its own."""
-    draw, buffers, plans = random.Random(5), StepBuffers(torch.device("cpu"), 64), 0
+    draw, buffers, plans = random.Random(5), StepBuffers(device_of(torch.device("cpu")), 64), 0
     found: dict[tuple[str, int], list[int]] = {}
     for _ in range(1000):
         chunks = []
@@ -48,7 +49,10 @@ def test_addresses_stay_from_step_to_step() -> None:
             kind = ChunkKind.PROMPT if prompt else ChunkKind.DECODE
             chunks.append(chunk(tokens, tokens - count, count, blocks, kind))
         plan = StepPlan(0, tuple(sorted(chunks, key=lambda one: one.kind is ChunkKind.PROMPT)))
-        step, apart = build_step(plan, 4, buffers), build_step(plan, 4, StepBuffers(torch.device("cpu"), 64))
+        step, apart = (
+            build_step(plan, 4, buffers),
+            build_step(plan, 4, StepBuffers(device_of(torch.device("cpu")), 64)),
+        )
         assert all(map(torch.equal, columns_of(step), columns_of(apart)))
         at = [column.data_ptr() for column in columns_of(step)]
         assert not any(address % 16 for address in at)
@@ -62,7 +66,7 @@ def test_addresses_stay_from_step_to_step() -> None:
 
 def test_a_long_prompt_has_a_table_of_one_sequence() -> None:
     """8,192 tokens of a sequence of up to a million need one row of 262,144 blocks, not 8,192 rows of them."""
-    buffers = StepBuffers(torch.device("cpu"), 1 << 20)
+    buffers = StepBuffers(device_of(torch.device("cpu")), 1 << 20)
     build_step(StepPlan(0, (chunk(8192, 0, 8192, list(range(2048)), ChunkKind.PROMPT),)), 4, buffers)
     assert buffers.held_bytes < 2_000_000
 

@@ -3,6 +3,8 @@
 import time
 from dataclasses import replace
 
+import torch
+
 from afserve.clock import MonotonicClock
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import Way
@@ -12,6 +14,7 @@ from afserve.engine.build import colocated
 from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.tiers import KvTiers
+from afserve.kernels.devices.opened import device_of
 from tests.engine.driving import config
 
 PATIENCE = 60.0
@@ -46,8 +49,8 @@ class Node:
             self.disk.start()
             self.disk_tier = DiskTier(blocks, self.disk, clock)
         if host_blocks:
-            pinned = fields.get("device", "cpu") != "cpu"
-            self.arena = HostArena(host_blocks * kv.block_bytes, kv.block_bytes, pinned=pinned)
+            device = device_of(torch.device(fields.get("device", "cpu")))
+            self.arena = HostArena(host_blocks * kv.block_bytes, kv.block_bytes, device)
             self.host = HostTier(blocks, self.arena, clock, self.disk_tier)
         self.tiers = KvTiers(kv, blocks, [one for one in (self.host, self.disk_tier) if one], clock)
 

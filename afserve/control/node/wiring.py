@@ -32,6 +32,8 @@ from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.kv.moving.open import KvPlace
 from afserve.errors import ConfigError, RendezvousError
+from afserve.kernels.devices.cuda import built_for_amd, count_gpus
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
@@ -114,13 +116,13 @@ def kv_place(
 def _ops(deployment: Deployment) -> Ops:
     """The native library has threads of its own; torch would only get in their way, and nothing large is left to it."""
     device = torch.device(deployment.engine.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device: {device} is not on {socket.gethostname()}; torch finds {torch.cuda.device_count()} CUDA devices"
-        )
-    if device.type == "cuda" and torch.version.hip is not None:
+    if device.type == "cuda" and built_for_amd():
         raise ConfigError(
             f"device: {device} on {socket.gethostname()} is AMD's, for which there are no kernels; use --device cpu"
+        )
+    if device.type == "cuda" and (device.index or 0) >= count_gpus():
+        raise ConfigError(
+            f"device: {device} is not on {socket.gethostname()}; torch finds {count_gpus()} CUDA devices"
         )
     engine = deployment.engine
     ops = open_ops(engine.device, engine.threads, isa=engine.isa)
@@ -217,10 +219,11 @@ def build_expert(
         recheck=unchanged(deployment.source, Role.EXPERT, identity, full=deployment.verify == FULL),
     )
     identity.result()
-    filler = Filler(bank, inside=partial(alone_on, ops.device))
+    place = device_of(ops.device)
+    filler = Filler(bank, inside=partial(alone_on, place))
     filler.start()
     trace = _trace(assigned)
-    port = open_port(transport, bank, ops.device, queue_per_box(ops.device))
+    port = open_port(transport, bank, ops.device, queue_per_box(place))
     node = ExpertNode(
         port,
         bank,
@@ -228,7 +231,7 @@ def build_expert(
         phases=deployment.phases,
         step_rows=deployment.engine.step_rows,
         prompt_share=deployment.engine.prompt_share,
-        device=queues_of(ops.device),
+        device=queues_of(place),
         trace=trace,
         expert_error=bank.rounding_error,
         isa=ops.isa,

@@ -28,6 +28,7 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRun
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import build_step
+from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
 
 PIECE = 512  # tokens of texts that are read behind one step at most
@@ -72,7 +73,7 @@ class DraftModel:
         load = ExpertLoad(model.spec.moe_layers, experts, 1, model.ops.device)  # nobody reads it
         meter = Meter(MonotonicClock())
         (self._runner,) = choose_runners(model, self._kv, LocalBankLink(bank), load, meter, own)
-        self._buffers = StepBuffers(model.ops.device, config.max_model_len)
+        self._buffers = StepBuffers(device_of(model.ops.device), config.max_model_len)
         self._texts: OrderedDict[int, Text] = (
             OrderedDict()
         )  # by order; the one that was used last stands last

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Generic
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, block_tables, paged_batch
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
 
@@ -56,7 +56,7 @@ class LayerLoop(Generic[T]):
     ) -> None:
         self._drafter, self._layer = drafter, layer
         self._blocks, self._load, self._longest = blocks, load, longest
-        self._buffers = StepBuffers(layer.ops.device, longest)
+        self._buffers = StepBuffers(device_of(layer.ops.device), longest)
         self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
 
     @property
@@ -69,7 +69,7 @@ class LayerLoop(Generic[T]):
     ) -> StepRun[T]:
         """`x_TH` is what the last layer gave for all rows of the step, `runs` the tokens that these gave, by the index
         of a chunk. The step's sequences are in flight meanwhile."""
-        (token_T,) = self._buffers.write("tokens", step.tokens, np.int64, (_following(plan, runs),))
+        (token_T,) = self._buffers.write("tokens", step.tokens, torch.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
@@ -154,7 +154,7 @@ class LayerLoop(Generic[T]):
             for blocks, c in zip(tables, contexts, strict=True)
         ]
         columns = [token for _, token in pairs], contexts, slots
-        token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), np.int64, columns)
+        token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), torch.int64, columns)
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
         return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))

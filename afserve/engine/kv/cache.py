@@ -23,6 +23,7 @@ from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup, check_groups, one_group
 from afserve.errors import ProtocolError, RendezvousError
 from afserve.kernels.cache import LAYOUT, KeptShape, PagedCache
+from afserve.kernels.devices.device import Event
 from afserve.kernels.formats.eight_bits import KV_DTYPES
 from afserve.models.decoder import AttentionModel
 
@@ -133,7 +134,7 @@ class KvCache:
         has whatever was written so far. Raises ValueError for a block that there is not."""
         return KvBlocks(self.fingerprint, self._memory.read(blocks))
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Event | None:
         """As `read`, into memory of the host, a row of bytes for each block. None where they are there; else what to
         wait for: a GPU goes on copying to pinned memory. Blocks may be given out meanwhile. Raises ValueError."""
         return self._memory.copy_out(blocks, rows_NY)

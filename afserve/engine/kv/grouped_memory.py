@@ -15,6 +15,7 @@ from torch import Tensor
 from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup
 from afserve.kernels.cache import KeptShape, LayerCache, expect_bytes
+from afserve.kernels.devices.device import Event
 from afserve.kernels.memory_part import MemoryPart
 from afserve.kernels.ops import Ops
 
@@ -69,7 +70,7 @@ class GroupedMemory:
             columns.append(bytes_NY * marks_NY[:, at : at + 1])
         return torch.cat([*columns, marks_NY], 1)
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Event | None:
         """As `read`, into memory of the host; it is there when this returns. Raises ValueError."""
         expect_bytes("rows_NY", rows_NY, (len(blocks), self.block_bytes))
         rows_NY.copy_(self.read(blocks))

@@ -22,18 +22,21 @@ from afserve.engine.kv.host_slots import HostSlots, Placed
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import HOST, Named, RestoredPiece
 from afserve.engine.stats import HostStats, TierStats
+from afserve.kernels.devices.device import Device, Event
+from afserve.kernels.devices.opened import device_of
 
 _PIECE_BYTES = 1 << 20  # copied back at once, and checked while processors have it in their caches
 _PINNED_PIECE_BYTES = 32 << 20  # a GPU wants more at once
+_HOST = device_of(torch.device("cpu"))
 
 
 class HostArena:
     """One region of memory: `rows_SY` has a row of bytes for each slot, `staging_NY` as many as are copied at once."""
 
-    def __init__(self, size: int, block_bytes: int, *, pinned: bool = False) -> None:
-        """At most `size` bytes. `pinned` for a GPU's copies; memory that is not takes none before it is written to.
-        Raises OSError where there is not so much memory."""
-        self.piece = max(1, (_PINNED_PIECE_BYTES if pinned else _PIECE_BYTES) // block_bytes)
+    def __init__(self, size: int, block_bytes: int, device: Device = _HOST) -> None:
+        """At most `size` bytes, pinned where this device copies by itself; other memory takes none before it is written
+        to. Raises OSError where there is not so much memory."""
+        self.piece = max(1, (_PINNED_PIECE_BYTES if device.later else _PIECE_BYTES) // block_bytes)
         rows = size // block_bytes
         if not rows:
             raise OSError(f"{size:,} bytes hold no block of {block_bytes:,}")
@@ -45,7 +48,7 @@ class HostArena:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             _ask_for_huge_pages(self._memory)
         bytes_Y = torch.frombuffer(self._memory, dtype=torch.uint8, count=total)
-        self._pinned = _Pinned(bytes_Y) if pinned else None
+        self._unpin = device.pin_pages(bytes_Y)
         every = bytes_Y.view(rows + self.piece, block_bytes)
         self.rows_SY, self.staging_NY = every[:rows], every[rows:]
         self._view, self._address = memoryview(self._memory), bytes_Y.data_ptr()
@@ -71,8 +74,7 @@ class HostArena:
 
     def close(self) -> None:
         """The memory goes with the last tensor over it."""
-        if self._pinned is not None:
-            self._pinned.close()
+        self._unpin()
 
 
 def _ask_for_huge_pages(memory: mmap.mmap) -> None:
@@ -83,26 +85,12 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
         return
 
 
-class _Pinned:
-    """Memory that a GPU copies to and from by itself."""
-
-    def __init__(self, bytes_Y: Tensor) -> None:
-        self._address, runtime = bytes_Y.data_ptr(), torch.cuda.cudart()
-        error = runtime.cudaHostRegister(self._address, bytes_Y.numel(), 0)
-        if int(error):
-            raise OSError(f"{bytes_Y.numel():,} bytes of memory cannot be pinned: {error}")
-
-    def close(self) -> None:
-        torch.cuda.synchronize()  # nothing is being copied any more
-        torch.cuda.cudart().cudaHostUnregister(self._address)
-
-
 @dataclass(frozen=True, slots=True)
 class _Fresh:
     """Blocks without a checksum, since they are still being copied."""
 
     placed: Placed
-    copied: torch.cuda.Event
+    copied: Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +183,13 @@ class HostTier:
         """Where one of these is still being copied, wait until everything was."""
         if self._fresh and any(slot not in self._sums for slot in slots):
             for fresh in self._fresh:
-                fresh.copied.synchronize()
+                fresh.copied.wait()
                 self._seal(fresh.placed)
             self._fresh.clear()
 
     def save(self, until: float) -> None:
         """What the GPU has copied meanwhile gets its checksum."""
-        while self._fresh and self._fresh[0].copied.query():
+        while self._fresh and self._fresh[0].copied.done():
             self._seal(self._fresh.popleft().placed)
             if self._clock.now() >= until:
                 return

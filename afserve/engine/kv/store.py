@@ -13,6 +13,7 @@ from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import checksum_of as block_checksum
 from afserve.comm.kv.messages import Name, Payload, checksum_of
 from afserve.engine.kv.cache import KvBlocks, KvCache
+from afserve.kernels.devices.device import Event
 
 _LEFT, _LEFT_BY_COPIES = 32, 8  # one part in so many of the cache stays available
 
@@ -75,7 +76,7 @@ class PooledBlocks:
             return checksum_of(self._passes.take_piece(memory, names, into))
         rows_NY = torch.frombuffer(into, dtype=torch.uint8).view(len(blocks), self.block_bytes)
         if (copied := self.copy_out(blocks, rows_NY)) is not None:
-            copied.synchronize()
+            copied.wait()
         return checksum_of(self._sums(names, into))
 
     def fill(self, blocks: Sequence[int], names: Sequence[Name], payload: Payload) -> int:
@@ -92,7 +93,7 @@ class PooledBlocks:
         """A copy of the bytes of held blocks, one behind the other."""
         return self._kv.read(blocks).bytes_NY.view(-1).numpy().data
 
-    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> torch.cuda.Event | None:
+    def copy_out(self, blocks: Sequence[int], rows_NY: Tensor) -> Event | None:
         """As `KvCache.copy_out`."""
         return self._kv.copy_out(blocks, rows_NY)
 

@@ -6,11 +6,13 @@ from itertools import pairwise
 from afserve.comm.m2n.link_contract import Link
 from afserve.config import EngineConfig
 from afserve.engine.kv.cache import KvCache
+from afserve.engine.step.graph_runner import GraphRunner
 from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import PredictorRunner, T
 from afserve.engine.step.stack_runner import ExchangeRunner, LayerRange, StackRunner
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.packed import PackedExperts
 from afserve.models.decoder import AttentionModel
 
@@ -24,11 +26,13 @@ def choose_runners(
     config: EngineConfig,
 ) -> Sequence[PredictorRunner[T]]:
     """One for each micro-batch, over the node's cache."""
-    packed, exchanging = link.packed, link.exchanging
+    packed, exchanging, device = link.packed, link.exchanging, device_of(model.ops.device)
     layers = [
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
+    if config.step_graphs and device.records:
+        return [GraphRunner[T](one, link, device, config.most_rows) for one in layers]
     if packed is None and (exchanging is None or model.head is not None):
         return layers
     parts = _parts(model, kv, packed)

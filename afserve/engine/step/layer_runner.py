@@ -47,25 +47,34 @@ class LayerRunner(Generic[T]):
         try:
             x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, shared)
             if not self._link.held(self.index):
-                x_TH = yield from self._run_again(step)
+                x_TH = yield from self.run_again(step)
         except Abandoned:
             self._link.held(self.index)
-            self._forget_step()
+            self.forget_step()
             raise
         self.load.commit(self.index, step.decodes)
         return x_TH
 
-    def _run_again(self, step: StepInput) -> StepRun[T]:
+    def run_again(self, step: StepInput) -> StepRun[T]:
         """Keys and values are written once more, alike. What other nodes have part in is planned anew."""
         if step.shared is not None:
             raise Abandoned("a device's exchange failed in the middle")
-        self._forget_step()
+        self.forget_step()
         x_TH, spoiled_T = self.begin_step(step)
         x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, None)
         self._link.held(self.index)
         return x_TH
 
-    def _forget_step(self) -> None:
+    def run_layers(self, step: StepInput, x_TH: Tensor, spoiled_T: Tensor) -> StepRun[T]:
+        """A step that was begun and in which no other node has part; it is not committed."""
+        return self._run_layers(step, x_TH, spoiled_T, 0, None)
+
+    def keep_rows(self, step: StepInput) -> None:
+        """This is what ran, in the first rows of a longer one."""
+        self._spoiled.shorten(step.paged.starts)
+
+    def forget_step(self) -> None:
+        """It counts for nothing."""
         self.load.drop(self.index)
         self._spoiled.drop()
         self._given_up()

@@ -31,7 +31,7 @@ class Waiting:
     def take(self) -> Tensor:
         """On the host, and from now on counted from zero."""
         self._count()
-        taken_LE = self._counted_LE.cpu() if self._counted_LE.is_cuda else self._counted_LE.clone()
+        taken_LE = self._counted_LE.clone() if self._counted_LE.is_cpu else self._counted_LE.cpu()
         self._counted_LE.zero_()
         return taken_LE
 
@@ -59,6 +59,11 @@ class ExpertLoad:
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         self._noted[micro_batch].append(expert_TK)
+
+    def take_noted(self, micro_batch: int) -> list[Tensor]:
+        """What was noted of a step, for who notes it another way."""
+        noted, self._noted[micro_batch] = self._noted[micro_batch], []
+        return noted
 
     def drop(self, micro_batch: int) -> None:
         """The step ended in the middle; it will be computed again."""

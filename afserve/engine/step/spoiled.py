@@ -32,6 +32,11 @@ class Spoiled:
         self._rows, self._before = (), {}
         return self._layer_T
 
+    def shorten(self, starts: Sequence[int]) -> None:
+        """The step's rows are its first ones alone; those behind them were padding, and are fine again."""
+        self._layer_N[starts[-1] : self._tokens].fill_(FINE)
+        self._starts, self._tokens = starts, starts[-1]
+
     def only(self, rows: Sequence[int], normed_TH: Tensor, layer: int, given_up: Mapping[int, str]) -> Tensor:
         """The marks of these rows, with which the step goes on alone from `layer` on; `normed_TH` tells what its
         attention gave all of them, so that nothing stays in a cache that others trip over. `given_up` is of the layers

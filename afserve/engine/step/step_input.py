@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from afserve.engine.kv.blocks import GroupTable
@@ -94,7 +94,7 @@ def build_step(
         contexts.append(end)
         ends.append(len(rows))
     of_rows, count = (tokens, positions, slots, rows), len(tokens)
-    token_T, position_T, kv_slot_T, row_R = buffers.write("rows", count, np.int64, of_rows)
+    token_T, position_T, kv_slot_T, row_R = buffers.write("rows", count, torch.int64, of_rows)
     tables = [chunk.sequence.blocks for chunk in plan.chunks]
     paged = paged_batch(position_T, kv_slot_T, starts, contexts, tables, block_size, buffers, _held(plan))
     return StepInput(
@@ -124,7 +124,7 @@ def paged_batch(
     """Sequence s has the tokens from `starts[s]` up to `starts[s + 1]`, which are the last of its `contexts[s]`."""
     table, width = _filled(tables)
     columns = starts, contexts, table
-    query_start_S1, context_S, table_N = room.write("tables", len(tables), np.int32, columns, block_size)
+    query_start_S1, context_S, table_N = room.write("tables", len(tables), torch.int32, columns, block_size)
     return PagedBatch(
         position_T=position_T,
         kv_slot_T=kv_slot_T,
@@ -148,7 +148,7 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
         for chunk, table in zip(plan.chunks, tables, strict=True)
         for p in range(chunk.start, chunk.start + chunk.count)
     ]
-    (kv_slot_T,) = room.write(f"rows {at}", len(slots), np.int64, (slots,))
+    (kv_slot_T,) = room.write(f"rows {at}", len(slots), torch.int64, (slots,))
     table_SB = block_tables(tables, size, room, f"tables {at}")
     return replace(paged, kv_slot_T=kv_slot_T, block_table_SB=table_SB, held=_held(plan))
 
@@ -156,7 +156,7 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
 def block_tables(tables: Sequence[list[int]], block_size: int, room: StepBuffers, name: str) -> Tensor:
     """The blocks of each sequence, filled up to the most that any has."""
     flat, width = _filled(tables)
-    (table_N,) = room.write(name, len(tables), np.int32, (flat,), block_size)
+    (table_N,) = room.write(name, len(tables), torch.int32, (flat,), block_size)
     return table_N.view(-1, width)
 
 

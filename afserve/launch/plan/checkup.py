@@ -89,10 +89,12 @@ def _engine() -> Iterator[Finding]:
         yield Finding("torch", BAD, str(error), "pip install torch>=2.11 (see the README for CPU wheels)")
         return
     yield Finding("torch", OK, torch.__version__)
-    if torch.version.hip is not None:
+    from afserve.kernels.devices import cuda
+
+    names = [cuda.chip_of(torch.device("cuda", number)).name for number in range(cuda.count_gpus())]
+    if cuda.built_for_amd():
         yield Finding("GPU", NOTE, "AMD's, which no kernel here is for", "everything runs on the CPU")
-    elif torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    elif names:
         yield Finding("GPU", OK, f"{', '.join(names)}; use it with --device cuda:0")
     else:
         yield Finding("GPU", NOTE, "none that torch can use", "everything runs on the CPU")

@@ -11,15 +11,8 @@ from dataclasses import asdict, dataclass
 
 from afserve.child import module
 from afserve.errors import ConfigError
+from afserve.kernels.devices.kinds import AMD, NOT_HERE, why_not
 
-_NOT_HERE = "nodes compute on CPUs and on NVIDIA's GPUs; use --device cpu on such a host"
-_OTHERS = {
-    "npu": "Ascend: PyTorch's streams, pinned memory and kernels there are torch-npu's and CANN's",
-    "hip": "AMD: MI300's FP8 is e4m3fnuz, its wavefronts are 64 wide and its GPUs share memory by hipIpc",
-    "xpu": "Intel: its GPUs have no kernels here",
-    "mps": "Apple: its GPUs have no kernels here",
-}
-_SAME = {"ascend": "npu", "rocm": "hip", "amd": "hip"}
 _PROBE_SECONDS = 120.0  # torch's import and a context on every device
 
 
@@ -59,8 +52,8 @@ class Gpus:
 def check_device(text: str) -> None:
     """Raises ConfigError unless it is cpu, cuda (a GPU for each node) or cuda:N (all nodes on one)."""
     kind, colon, index = text.partition(":")
-    if why := _OTHERS.get(_SAME.get(kind, kind)):
-        raise ConfigError(f"--device {text}: {why}; {_NOT_HERE}")
+    if why := why_not(text):
+        raise ConfigError(f"--device {text}: {why}; {NOT_HERE}")
     if text != "cpu" and (kind != "cuda" or (colon and not index.isdecimal())):
         raise ConfigError(
             f"--device: {text!r} is not cpu, cuda (a GPU for each node) or cuda:N (all nodes on that one)"
@@ -89,16 +82,19 @@ def probe_gpus(command: Sequence[str] = ()) -> Gpus:
 def _look() -> Gpus:
     import torch
 
-    if not torch.cuda.is_available():
-        return Gpus()
-    if torch.version.hip is not None:  # its devices are called cuda, too
-        return Gpus(refused=f"this PyTorch is built for {_OTHERS['hip']}; {_NOT_HERE}")
-    numbers = range(torch.cuda.device_count())
-    memory = [torch.cuda.mem_get_info(n) for n in numbers]
-    reach = all(torch.cuda.can_device_access_peer(a, b) for a in numbers for b in numbers if a != b)
-    names = tuple(torch.cuda.get_device_name(n) for n in numbers)
-    fp8 = all(torch.cuda.get_device_capability(n) >= (8, 9) for n in numbers)
-    return Gpus(names, tuple(free for free, _ in memory), tuple(total for _, total in memory), reach, fp8=fp8)
+    from afserve.kernels.devices import cuda
+
+    if cuda.built_for_amd():  # its devices are called cuda, too
+        return Gpus(refused=f"this PyTorch is built for {AMD}; {NOT_HERE}")
+    places = [torch.device("cuda", number) for number in range(cuda.count_gpus())]
+    chips, memory = [cuda.chip_of(one) for one in places], [cuda.memory_of(one) for one in places]
+    return Gpus(
+        tuple(chip.name for chip in chips),
+        tuple(free for free, _ in memory),
+        tuple(total for _, total in memory),
+        cuda.all_reach(len(places)),
+        fp8=all(chip.capability >= (8, 9) for chip in chips),
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from afserve.clock import AwakeClock, Clock
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import chosen
@@ -30,6 +32,7 @@ from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.errors import CheckpointError
+from afserve.kernels.devices.opened import device_of
 from afserve.models.identity import identify, weights_of
 
 _GAP = 0.25  # seconds between two turns that count at the most: a process that was not running judges nobody as late
@@ -113,7 +116,7 @@ def open_tiers(node: Node, place: KvPlace) -> KvTiers | None:
 def _host(node: Node, place: KvPlace, clock: Clock, below: DiskTier | None) -> HostTier | None:
     engine, kv = place.engine, node.kv
     try:
-        arena = HostArena(engine.kv_host_bytes, kv.block_bytes, pinned=engine.device.startswith("cuda"))
+        arena = HostArena(engine.kv_host_bytes, kv.block_bytes, device_of(torch.device(engine.device)))
     except OSError as error:
         place.warn(
             f"KV is not kept in host memory: --kv-host {engine.kv_host}: {error}; ask for another size"

@@ -1,0 +1,177 @@
+"""`python -m bench.gpu_expected`: what a decode step should take on a GPU, kernel by kernel. Expected, not measured.
+
+A kernel takes as long as the slowest of three: its bytes over the chip's memory bandwidth, its products at the chip's
+peak, and its instructions at four a clock of each multiprocessor. Instructions are those that the compiler made of its
+loop (`gpu_budget.jsonl`), times the steps of the loop over all programs. Few bytes in flight, tails of waves and
+launches are left out: nothing can be faster than this, and a kernel that takes much longer has a reason to be found.
+Shapes and chips are those of `configs/`. It knows no measurements.
+"""
+
+# ruff: noqa: E501  sentences and tables, easier to read unwrapped
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from afserve.cli.plan.catalog import load_hardware, load_model
+from afserve.kernels.triton.config import AttentionTile, Tile
+from afserve.kernels.triton.tiles import TileTable
+from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.perf.shape import ModelShape
+from bench.gpu_budget import budget
+from bench.rows import table
+
+PROCESSORS, PRODUCTS = (
+    132,
+    4096,
+)  # of an H100 and H200 SXM: multiprocessors, bf16 FLOP of one in a clock (white paper)
+ISSUED = 4  # instructions of a multiprocessor in a clock
+ARCH = 90
+HEAD = ["kernel", "MB", "GFLOP", "memory us", "products us", "instructions us", "expected us"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """So many attention nodes of `rows` sequences each, all `context` long. `heads` and `case` of the attention kernel
+    are the budget's; `latent` says which one it is."""
+
+    model: str
+    chip: str
+    case: str
+    heads: int
+    head: int
+    latent: bool
+    attention: int = 4
+    experts: int = 4
+    rows: int = 128
+    context: int = 4096
+
+
+SETTINGS = (
+    Setting("deepseek-v3", "h200", "mla 64 heads decode", 128, 576, latent=True),
+    Setting("qwen3-235b-a22b", "h200", "gqa 64 heads of 128 decode", 64, 128, latent=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`instructions`: of all warps together."""
+
+    name: str
+    bytes: float
+    flop: float = 0.0
+    instructions: float = 0.0
+    fp8: bool = False
+
+    def seconds(self, chip: Hardware) -> tuple[float, float, float]:
+        clock = chip.flops_bf16 / (PROCESSORS * PRODUCTS)
+        peak = chip.flops_fp8 if self.fp8 else chip.flops_bf16
+        issued = self.instructions / (PROCESSORS * ISSUED * clock)
+        return self.bytes / chip.bandwidth, self.flop / peak, issued
+
+
+def attention_side(
+    setting: Setting, model: ModelShape, loops: Mapping[tuple[str, str], int]
+) -> Iterator[Work]:
+    """One layer of one attention node."""
+    (group,), rows, hidden = model.attention, setting.rows, model.hidden
+    weights = group.weight_elems
+    yield Work("dense products (cuBLAS)", 2.0 * weights, 2.0 * weights * rows)
+    tiles, tokens = TileTable(), rows * setting.context
+    if setting.latent:
+        tile, kernel = tiles.mla(setting.heads, 2), "_attend_latent"
+        programs = rows * -(-setting.heads // tile.queries)
+    else:
+        (tile, _), kernel = tiles.gqa(setting.head, 2), "_decode"
+        programs = rows * group.kv_elems // (2 * setting.head)
+    yield Work(
+        f"{kernel}, {setting.case}", 2.0 * group.kv_elems * tokens, group.pair_flops * tokens,
+        _instructions(tile, programs * -(-setting.context // tile.keys), loops[setting.case, kernel]),
+    )  # fmt: skip
+    yield Work("router", 4.0 * hidden * model.experts.experts, 2.0 * hidden * model.experts.experts * rows)
+    shared = model.experts.shared_elems
+    if shared:
+        yield Work("shared expert (cuBLAS)", 2.0 * shared, 2.0 * shared * rows)
+    yield Work("norms, sums, rope, cache", 24.0 * hidden * rows)
+
+
+def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, str], int]) -> Iterator[Work]:
+    """One layer of one expert node, FP8 weights: the rows of all attention nodes, evenly on all experts."""
+    experts, hidden = model.experts, model.hidden
+    inner, held = experts.elems // (3 * hidden), experts.experts // setting.experts
+    each = setting.attention * setting.rows * experts.top_k / experts.experts
+    tiles = TileTable().expert_tiles("fp8", int(each))
+    case = f"experts fp8 rows {8 if each <= 16 else 32 if each <= 32 else 100}"
+    for kernel, tile, outputs, columns, depth in (
+        ("_gate_up", tiles.gate_up, 2 * inner, inner, hidden), ("_down", tiles.down, hidden, hidden, inner),
+    ):  # fmt: skip
+        programs = held * -(-int(each) // tile.rows) * -(-columns // tile.columns)
+        steps = programs * -(-depth // tile.depth)
+        moved = held * (outputs * depth + each * (depth + 2 * outputs))
+        yield Work(
+            f"{kernel}, {case}", moved, 2.0 * held * each * outputs * depth,
+            _instructions(tile, steps, loops[case, kernel]), fp8=each > 32,
+        )  # fmt: skip
+
+
+def exchange_seconds(setting: Setting, model: ModelShape, chip: Hardware) -> float:
+    """There and back over the fast link: each row in bf16 to every node that has one of its experts, float32 sums
+    back."""
+    absent = (1.0 - 1.0 / setting.experts) ** model.experts.top_k
+    messages = setting.rows * setting.experts * (1.0 - absent) * model.hidden
+    return 6.0 * messages / chip.link + 2 * chip.link_latency
+
+
+def expected(setting: Setting) -> str:
+    model, chip = load_model(setting.model), load_hardware(setting.chip)
+    loops = {
+        (case, kernel): int(str(row["loop"]))
+        for (_, arch, case, kernel), row in budget().items()
+        if arch == ARCH
+    }
+    lines, sums = list[list[str]](), list[float]()
+    for side, works in (("attention", attention_side), ("expert", expert_side)):
+        sums.append(0.0)
+        for work in works(setting, model, loops):
+            parts = work.seconds(chip)
+            sums[-1] += max(parts)
+            figures = (work.bytes / 1e6, work.flop / 1e9, *(1e6 * part for part in (*parts, max(parts))))
+            lines.append([f"{side}: {work.name}", *(f"{figure:,.1f}" for figure in figures)])
+    between = exchange_seconds(setting, model, chip)
+    attends, computes = sums
+    layer = attends + computes + between
+    return (
+        f"**{setting.model} on {setting.chip}**, {setting.attention} attention and {setting.experts} expert nodes, {setting.rows} "
+        f"sequences of {setting.context:,} tokens on each attention node, FP8 experts, bf16 attention and cache; one layer.\n\n"
+        + table(HEAD, lines)
+        + f"\n\nA layer takes an attention node {1e6 * attends:,.0f} us and an expert node {1e6 * computes:,.0f} us, and rows and sums are "
+        f"{1e6 * between:,.0f} us on their way. {model.layers} layers: at least {1e3 * model.layers * layer:,.1f} ms one after the other, "
+        f"{1e3 * model.layers * max(attends, computes):,.1f} ms where micro-batches hide all but the slower side."
+    )
+
+
+def section() -> str:
+    """Of bench/RESULTS.md."""
+    return "\n\n".join(
+        [
+            "**Expected, not measured**: no kernel has run on a GPU. `python -m bench.gpu_expected` reckons from the compile budget (`bench/gpu_budget.jsonl`) and the chip's "
+            "figures (`configs/hardware`); bytes in flight, tails of waves and launches are left out. `python -m bench.kernels_cuda --all` times the kernels by the same names: what takes "
+            "longer than twice the last column contradicts it.",
+            *map(expected, SETTINGS),
+        ]
+    )
+
+
+def _instructions(tile: Tile | AttentionTile, steps: int, loop: int) -> float:
+    return float(loop) * steps * tile.warps
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m bench.gpu_expected", description=__doc__.splitlines()[0]
+    ).parse_args()
+    print(section())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What a decode step launches can be recorded: over pretended tensors and Triton's kernels, none of which runs, the
+host reads nothing, copies nothing to the device, and launches the same with the same shapes from step to step."""
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from afserve.comm.m2n.bank import LocalBankLink
+from afserve.config import ModelSource
+from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import Ops
+from afserve.kernels.triton.backend import TritonBackend
+from tests.cuda.pretend import PretendedDevice, pretended
+from tests.engine.driving import config, prompts
+
+DEVICE = torch.device("cuda:0")
+STEPS = 12
+pytestmark = pytest.mark.usefixtures("pretended_gpus")
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """(kernel, grid) of every launch."""
+    seen = []
+
+    def run(self, *args, grid, **options):
+        seen.append((self.fn.__name__, grid))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    return seen
+
+
+def node_of(folder, name, **fields):
+    ops = Ops(TritonBackend(DEVICE, multiprocessors=132), DEVICE, 1)
+    fields = {"device": str(DEVICE), "step_graphs": True, "micro_batches": 1, **fields}
+    source = ModelSource(str(folder), name)
+    spec = spec_of(source)
+    held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
+    link = LocalBankLink(build_expert_bank(source, held, spec.experts, ops=ops))
+    return build_attention_node(source, config(**fields), link, ops=ops)
+
+
+def decode(node, sequences=3):
+    for number, prompt in enumerate(prompts((5, 9, 4))[:sequences]):
+        params = SamplingParams(max_tokens=STEPS, temperature=0.7, seed=1, top_p=0.9, ignore_eos=True)
+        node.submit(GenerationRequest(number, prompt, params))
+    while node.busy:
+        node.step()
+
+
+@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window"])
+def test_a_step_can_be_recorded(name, tiny_checkpoint, kernels):
+    PretendedDevice.recordings.clear()
+    with pretended() as watch:
+        node = node_of(tiny_checkpoint(name), name)
+        watch.pageable.clear()
+        decode(node)
+        (runner,) = (one._runner for one in node._micro_batches)
+        assert not runner.why and runner.replayed > 5
+        assert len(PretendedDevice.recordings) == 1, "all steps are of one size"
+        (times,) = PretendedDevice.recordings
+        assert len(times[0]) > 20
+        for one in times[2:]:  # the one before it found the sums of the recording
+            assert one == times[0]
+        assert not watch.pageable
+
+
+def test_kernels_are_launched_alike_from_step_to_step(tiny_checkpoint, kernels):
+    with pretended():
+        node = node_of(tiny_checkpoint("v3"), "v3")
+        (runner,) = (one._runner for one in node._micro_batches)
+        replays = []
+        record = runner._record
+
+        def recorded(known):
+            replay = record(known)
+
+            def replayed():
+                kernels.clear()
+                replay()
+                replays.append(list(kernels))
+
+            return replayed
+
+        runner._record = recorded
+        decode(node)
+        assert len(replays) > 5 and len(replays[0]) > 20 and all(one == replays[0] for one in replays)

@@ -1,0 +1,42 @@
+"""What a step is expected to take on a GPU: reckoned from the budget and a chip, and said to be no measurement."""
+
+from dataclasses import replace
+
+import pytest
+
+from afserve.cli.plan.catalog import load_hardware, load_model
+from bench.gpu_budget import budget
+from bench.gpu_expected import ARCH, SETTINGS, Work, attention_side, exchange_seconds, expert_side, section
+
+LOOPS = {
+    (case, kernel): int(row["loop"]) for (_, arch, case, kernel), row in budget().items() if arch == ARCH
+}
+
+
+def seconds(setting, chip):
+    model = load_model(setting.model)
+    works = [*attention_side(setting, model, LOOPS), *expert_side(setting, model, LOOPS)]
+    return sum(max(work.seconds(chip)) for work in works)
+
+
+def test_the_slowest_of_three_counts():
+    chip = load_hardware("h200")
+    memory, products, instructions = Work("x", 4.8e9, 989e9, 0.0).seconds(chip)
+    assert memory == pytest.approx(1e-3) and products == pytest.approx(1e-3) and instructions == 0.0
+    assert Work("x", 0.0, 1979e9, fp8=True).seconds(chip)[1] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one.model)
+def test_more_work_and_a_slower_chip_take_longer(setting):
+    h200, h100 = load_hardware("h200"), load_hardware("h100")
+    once = seconds(setting, h200)
+    assert once < seconds(setting, h100) < 1.5 * once
+    assert once < seconds(replace(setting, context=8192), h200) < 2 * once
+    model = load_model(setting.model)
+    assert exchange_seconds(setting, model, h200) > 2 * h200.link_latency
+
+
+def test_the_section_says_that_nothing_was_measured():
+    said = section()
+    assert said.startswith("**Expected, not measured**: no kernel has run on a GPU.")
+    assert said.count("\n| attention: ") > 6 and "deepseek-v3 on h200" in said
