@@ -40,8 +40,8 @@ def cluster_of(source, attention=1, experts=2, placement=None, **fields):
     )
 
 
-def submit(cluster, params=GREEDY, count=2):
-    for number, prompt in enumerate(prompts()[:count]):
+def submit(cluster, params=GREEDY, texts=None):
+    for number, prompt in enumerate(texts or prompts()[:2]):
         cluster.submit(GenerationRequest(number, prompt, params))
 
 
@@ -98,7 +98,7 @@ def test_whole_requests(name, topology, tiny_checkpoint):
             source, attention, experts, micro_batches=2, max_batch_tokens=12, kv_blocks=12 // attention + 6
         )
         for _ in range(2):
-            submit(cluster, count=3)
+            submit(cluster, texts=prompts((5, 9, 17)))
             events = finish(cluster)
             ended = {e.handle: e for e in events if e.finish_reason is not None}
             assert {e.finish_reason for e in ended.values()} == {"length"} and len(ended) == 3
@@ -122,7 +122,7 @@ def test_attention_and_experts_on_different_devices(name, attention, experts, ti
             ops=open_ops(attention, 1, "torch"),
             expert_ops=open_ops(experts, 1, "torch"),
         )
-        submit(cluster, count=3)
+        submit(cluster, texts=prompts((5, 9, 17)))
         events = finish(cluster)
         assert [e.finish_reason for e in events if e.finish_reason is not None] == ["length"] * 3
         assert watch.launches > 100 and sum(node.stats().rows for node in cluster.experts) > 0
@@ -156,10 +156,11 @@ def test_sampling_brings_nothing_but_tokens_and_scores_to_the_host(params, tiny_
         assert not watch.pageable or params.get("logprobs")
 
 
-def test_counting_rows_waits_when_they_are_taken_and_not_before(tiny_checkpoint):
+def test_counting_rows_waits_when_they_are_taken_and_not_before(tiny_checkpoint, monkeypatch):
+    monkeypatch.setattr("afserve.engine.step.load.KEPT", 3)
     with pretended() as watch:
         cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))
-        submit(cluster, SamplingParams(max_tokens=34, temperature=0.0, ignore_eos=True))
+        submit(cluster, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
         finish(cluster)  # more steps than may wait to be counted
         assert set(watch.waits) == {TOKEN, MARKS}
         counted = cluster.attention[0]._load._decode.take()
@@ -261,7 +262,7 @@ def test_prompts_have_a_queue_of_their_own_on_a_device(tiny_checkpoint, monkeypa
     monkeypatch.setattr("afserve.engine.expert_node._LONG_ROWS", 4)
     with pretended() as watch:
         cluster = cluster_of(ModelSource(str(tiny_checkpoint("v3")), "v3"))
-        submit(cluster, count=1)
+        submit(cluster, texts=prompts()[:1])
         assert any(event.finish_reason == "length" for event in finish(cluster))
         assert {"prompts", "decoding"} == set(queues.log) and set(watch.waits) == {TOKEN, MARKS}
         assert queues.log[-1] == "decoding"

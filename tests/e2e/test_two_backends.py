@@ -31,7 +31,7 @@ SECONDS = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = (sys.executable, "-m", "afserve", "node")
 INTERPRETED = (sys.executable, "-m", "tests.e2e.interpreted_node")
-PROMPT, COUNT = (5, 6, 7), 4
+PROMPT, COUNT = (5, 6, 7), 3
 
 
 def start(command: tuple[str, ...], role: str, address: str, token: Path) -> "subprocess.Popen[str]":

@@ -54,7 +54,7 @@ def test_texts_that_repeat_nothing_lose_less_than_2_of_100(sequences, row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [0.3 * MS, 20 * MS])
+@pytest.mark.parametrize("step", [0.3 * MS, pytest.param(20 * MS, marks=pytest.mark.long)])
 def test_what_begins_to_pay_is_found_and_what_ends_to_is_left(step):
     costs = Costs(step, 0.05 * step, 3e-6, 0.1 * MS, 0.1 * step, 192, ASK)
     bad, good = Phase(3000, 4, 0.1, 0.05, 0.05), Phase(48000, 4, 0.9, 0.9, 0.9)

@@ -25,6 +25,7 @@ def opened(tiny_checkpoint: Tiny, name: str, kv_dtype: str, **fields: object) ->
     return colocated(source, config(kv_dtype=kv_dtype, **fields))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("name", FAMILIES)

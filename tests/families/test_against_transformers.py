@@ -35,6 +35,7 @@ def test_logits_of_a_prompt_in_chunks(name, checkpoint, truth):
 
 
 @pytest.mark.slow
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("attention", "experts", "micro_batches"), [(1, 1, 1), (2, 3, 2)])
 @pytest.mark.parametrize("name", TINY)
 def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches, checkpoint, continued):

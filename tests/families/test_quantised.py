@@ -21,6 +21,7 @@ NO_WIDTH = {"glm4-no-shared"}  # its shared expert has matrices without a number
 
 
 @pytest.mark.slow
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", sorted(TINY.keys() - NO_WIDTH))
 def test_tokens_are_those_of_the_same_values(name, form, checkpoint, tmp_path):

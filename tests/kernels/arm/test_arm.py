@@ -74,6 +74,7 @@ def test_a_processor_has_its_sets(program: Path, tmp_path: Path, cpu: str) -> No
     assert lines == [*(f"set {name}" for name in SETS[cpu]), "0 right, 0 wrong"]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", RUNS_ON)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_every_set_computes_what_the_reference_does(
