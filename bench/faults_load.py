@@ -56,14 +56,22 @@ class Load:
     """`async with` begins and ends it; on the way out everything that has begun is read to its end.
 
     `per_second`: requests that begin, from the next one on. `resumes`: by afserve's own client, which goes on with a
-    request whose connection broke; else by plain HTTP.
+    request whose connection broke; else by plain HTTP. `salted`: no request finds another one's prompt in a cache.
     """
 
     def __init__(
-        self, url: str, rate: float, tokens: int, prompts: Sequence[str] = PROMPTS, *, resumes: bool = False
+        self,
+        url: str,
+        rate: float,
+        tokens: int,
+        prompts: Sequence[str] = PROMPTS,
+        *,
+        resumes: bool = False,
+        salted: bool = False,
     ) -> None:
         self.answers: list[Answer] = []
         self.per_second, self._tokens, self._prompts = rate, tokens, prompts
+        self._salts = itertools.count() if salted else None
         self._own = AsyncClient(url, resume=RESUME_S) if resumes else None
         self._client = httpx.AsyncClient(base_url=url, timeout=180, limits=httpx.Limits(max_connections=None))
         self._reading: set[asyncio.Task[None]] = set()
@@ -138,8 +146,10 @@ class Load:
             await self._read_by(self._own, answer)
             return
         body = {"prompt": answer.prompt, "max_tokens": self._tokens, "temperature": 0, "ignore_eos": True}
+        salt = {} if self._salts is None else {"cache_salt": f"salt-{next(self._salts)}"}
+        asked = {**body, **salt, "stream": True}
         try:
-            async with self._client.stream("POST", "/v1/completions", json={**body, "stream": True}) as reply:
+            async with self._client.stream("POST", "/v1/completions", json=asked) as reply:
                 if not reply.is_success:
                     await reply.aread()
                     answer.error = reply.text

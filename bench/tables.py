@@ -299,7 +299,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Ping-pong on a real model": real_pipeline,
     "Placement against its lower bound and EPLB, under drift, and its speed": placement,
     "Goodput of shared experts, P/D with two copies and chunked prefill": tables_goodput.goodput,
-    "Pools that size themselves": tables_pilot.pilot,
+    "Pools that size themselves": lambda: "\n\n".join(
+        filter(None, (tables_pilot.pilot(), tables_pilot.live()))
+    ),
     "Drafts: several tokens a step": tables_drafts.speed,
     "Drafts: a price beside fixed lengths": tables_drafts.draft_price,
     "Fidelity: what fewer bits change": tables_kv_dtype.fidelity,

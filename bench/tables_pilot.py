@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
-from bench.rows import Row, newest, rows, table
+from bench.rows import Row, newest, rows, table, where
 
 _SIZERS = ("pilot", "oracle", "fixed", "replicas")
 
@@ -39,4 +39,38 @@ def _line(row: Row) -> list[object]:
         f"{row['hours_of_fixed']:.2f}",
         f"{row['changes_in_10_minutes']:.2f}",
         f"{held['held']} of {held['compared']}",
+    ]
+
+
+def live() -> str:
+    found = newest(rows("pilot_live"), "case", "kills", "hosts")
+    if not found:
+        return ""
+    whole = list({(row["kills"], row["hosts"]): row for row in found}.values())
+    return (
+        f"**Live**: nano, {where(found[-1])}; `python -m bench.pilot_live --save`, also with `--kills` and `--hosts`. Two cores run all processes, so that more nodes are no faster: it shows that pools follow, and "
+        "what clients notice, not what is gained. Followed: seconds from the decision until as many nodes serve as it says; a dash where the pilot said something else before.\n\n"
+        + table(
+            ["load", "prompts + answers a second", "killed", "hosts", "pools at first", "at most", "at last", "changes", "followed after, s", "gap p50, p99 ms"],
+            map(_live_line, found),
+        )
+        + "\n\n"
+        + table(
+            ["killed", "hosts", "requests", "failed", "altered", "intervals held"],
+            [[row["kills"], row["hosts"], row["requests"], row["failed"], row["altered"], f"{row['held']} of {row['compared']}"] for row in whole],
+        )
+    )  # fmt: skip
+
+
+def _live_line(row: Row) -> list[object]:
+    sizes = (":".join(map(str, row[name].values())) for name in ("first", "most", "last"))
+    return [
+        row["case"],
+        f"{row['prompts_per_s']:g} + {row['answers_per_s']:g}",
+        row["killed"],
+        row["hosts"],
+        *sizes,
+        row["changes"],
+        ", ".join("-" if one is None else f"{one:g}" for one in row["followed_s"]),
+        f"{row['gap_p50_ms']:g}, {row['gap_p99_ms']:g}",
     ]
