@@ -57,7 +57,7 @@ def live() -> str:
         + "\n\n"
         + table(
             ["killed", "hosts", "requests", "failed", "altered", "intervals held"],
-            [[row["kills"], row["hosts"], row["requests"], row["failed"], row["altered"], f"{row['held']} of {row['compared']}"] for row in whole],
+            [["one in each case" if row["kills"] else "nobody", row["hosts"], row["requests"], row["failed"], row["altered"], f"{row['held']} of {row['compared']}"] for row in whole],
         )
     )  # fmt: skip
 
