@@ -9,11 +9,13 @@ import struct
 from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CheckpointError, ConfigError, NotFoundError, RequestError
 from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
+from afserve.server.reading.reasoning import Tags
 from afserve.server.reading.table import Reading
 
 _HEAD = struct.Struct("=BI")
@@ -130,7 +132,7 @@ def from_bytes(data: bytes) -> Answer:
         words["skip_special_tokens"],
         echo and EchoText(tuple(echo["texts"]), tuple(echo["added"]), echo["generate"]),
         Scheduling(**words["scheduling"]),
-        reading and Reading(**reading),
+        reading and _reading(reading),
         words["facts"],
         data[len(data) - words["kept"] :],
         words["resume"] and ResumeOptions(**words["resume"]),
@@ -140,6 +142,11 @@ def from_bytes(data: bytes) -> Answer:
         expected,
         prompts[0] if words["written"] else None,
     )
+
+
+def _reading(words: Mapping[str, Any]) -> Reading:
+    marks = {name: words[name] and Tags(**words[name]) for name in ("tags", "wrapped")}
+    return Reading(**{**words, **marks})
 
 
 def _framed(kind: int, words: Mapping[str, object]) -> bytes:
