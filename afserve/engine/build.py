@@ -19,6 +19,7 @@ from afserve.engine.draft.draft_model import DraftModel
 from afserve.engine.kv.groups import KvGroup, groups_of
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
+from afserve.engine.warm import warm_attention
 from afserve.errors import ConfigError
 from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
 from afserve.families.table import naming_of, served_spec
@@ -115,12 +116,14 @@ def build_attention_node(
     groups: Sequence[KvGroup] = (),
     expert_error: float | None = None,
     load_half: LoadHalf = load_attention,
+    warm: bool = False,
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
     those that it reads itself, by samples. `groups` are those of the layers' KV, if not what `config` says.
     `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
+    `warm`: all kernels are launched once, so that a device has compiled them.
     """
     spec = spec_of(source, config.drafts())
     ops = ops or open_ops(config.device, config.threads, isa=config.isa)
@@ -154,6 +157,8 @@ def build_attention_node(
         groups=groups or groups_of(spec, len(model.keeps), config),
         draft_model=build_draft_model(drafts.model, model, config) if drafts.model else None,
     )
+    if warm:
+        warm_attention(model, node.kv, config)
     node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, StoredTensors):
         node.unread = told_unread(tensors, spec.layers, naming)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from afserve.comm.device_exchange.wire import open_link, open_port
-from afserve.comm.m2n.bank import LocalBankLink
+from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.comm.m2n.near import Near
 from afserve.comm.mailbox import rendezvous, wire
 from afserve.comm.transport import Layout, Transport
@@ -31,6 +31,7 @@ from afserve.engine.device_queues import alone_on, queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.kv.moving.open import KvPlace
+from afserve.engine.warm import warm_experts
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.devices.cuda import built_for_amd, count_gpus
 from afserve.kernels.devices.opened import device_of
@@ -90,7 +91,10 @@ def build_attention(
     )
     trace = _trace(assigned)
     _first(deployment, identity)
-    node = build_attention_node(deployment.source, deployment.engine, link, progress, ops=ops, trace=trace)
+    warm = device_of(ops.device).later
+    node = build_attention_node(
+        deployment.source, deployment.engine, link, progress, ops=ops, trace=trace, warm=warm
+    )
     identity.result()
     return node, first, _closing(trace, deployment, link.close)
 
@@ -169,8 +173,18 @@ def _colocated(
     )
     link = LocalBankLink(bank)
     rounded = bank.rounding_error
+    warm = device_of(ops.device).later
+    if warm:
+        _warm_experts(bank, deployment, spec, spec.experts, deployment.engine.most_rows, ops)
     node = build_attention_node(
-        deployment.source, deployment.engine, link, later, ops=ops, trace=trace, expert_error=rounded
+        deployment.source,
+        deployment.engine,
+        link,
+        later,
+        ops=ops,
+        trace=trace,
+        expert_error=rounded,
+        warm=warm,
     )
     node.expert_memory = bank.stats
     identity.result()
@@ -220,6 +234,9 @@ def build_expert(
     )
     identity.result()
     place = device_of(ops.device)
+    if place.later:
+        most = layout.max_rows * deployment.count(Role.ATTENTION)
+        _warm_experts(bank, deployment, spec, layout.slots, most, ops)
     filler = Filler(bank, inside=partial(alone_on, place))
     filler.start()
     trace = _trace(assigned)
@@ -237,6 +254,14 @@ def build_expert(
         isa=ops.isa,
     )
     return node, filler, _closing(trace, deployment, transport.close, bank.close)
+
+
+def _warm_experts(
+    bank: Bank, deployment: Deployment, spec: ModelSpec, slots: int, most_rows: int, ops: Ops
+) -> None:
+    """Before the node says that it is ready."""
+    like_TH = torch.empty((0, spec.hidden), dtype=dtype_of(deployment.source, spec), device=ops.device)
+    warm_experts(bank, spec.moe_layers, like_TH, spec.moe.top_k, slots, most_rows)
 
 
 def _trace(assigned: Assigned) -> Trace | None:

@@ -24,3 +24,14 @@ def test_a_kernel_is_compiled_once_for_all_batch_sizes():
     counts = json.loads(done.stdout)
     assert len(counts) >= 15
     assert {name: n for name, n in counts.items() if n > MOST.get(name, 1)} == {}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["v3", "qwen3"])
+def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkpoint):
+    command = [sys.executable, str(HERE / "warmed.py"), str(tiny_checkpoint(name))]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["late"] == [] and found["compiled"] > 12 and found["steps"] <= 8
