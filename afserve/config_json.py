@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from afserve.config_ranges import MOST_TOKEN_IDS, RANGES, Range
 from afserve.errors import CheckpointError, UserError, shown
@@ -34,6 +35,10 @@ class ConfigFields:
     def inner(self, config: Config, name: str) -> "ConfigFields":
         """A view of a section of this config, under its own name."""
         return ConfigFields(config, f"{self.where}: {name}", self.refusal)
+
+    def view(self, values: Config, called: Mapping[str, str] = MappingProxyType({})) -> "ConfigFields":
+        """The same fields, but for these, which config.json may have under other names."""
+        return ConfigFields({**self.config, **values}, self.where, self.refusal, {**self.called, **called})
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that is there. Raises the refusal on any other value than one of its range."""

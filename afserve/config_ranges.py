@@ -50,6 +50,7 @@ MOST_VOCABULARY = 1 << 24
 VOCABULARY = Range(1, MOST_VOCABULARY)
 MOST_ROUTED = 1 << 18  # experts of all layers together: DeepSeek-V3 has 14,848
 ROPE_DIVISOR = _real(1e-6, 1e6)  # of one frequency
+LIMIT = _real(0.0, 1e6)  # of what an activation gives; 0: none
 LAYER_THETA = _real(0.0, 1e12)  # of one layer; 0: no rotary embedding
 MOST_TOKEN_IDS = 1 << 10  # in one field
 
@@ -94,6 +95,12 @@ RANGES: dict[str, Range] = {
     "index_n_heads": HEADS,
     "linear_num_value_heads": HEADS,
     "linear_num_key_heads": HEADS,
+    "linear_num_heads": HEADS,
+    "num_sliding_attention_heads": HEADS,
+    "num_heads": HEADS,
+    "mamba_n_heads": HEADS,
+    "mamba_n_groups": HEADS,
+    "mamba_expand": Range(1, 1 << 10),
     "head_dim": HEAD_DIM,
     "global_head_dim": HEAD_DIM,
     "rotary_dim": HEAD_DIM,
@@ -103,6 +110,11 @@ RANGES: dict[str, Range] = {
     "index_head_dim": HEAD_DIM,
     "linear_key_head_dim": HEAD_DIM,
     "linear_value_head_dim": HEAD_DIM,
+    "linear_head_dim": HEAD_DIM,
+    "mamba_d_head": HEAD_DIM,
+    "mamba_d_state": HEAD_DIM,
+    "mamba_d_conv": Range(1, 1 << 10),
+    "short_conv_kernel_size": Range(1, 1 << 10),
     "linear_conv_kernel_dim": Range(1, 1 << 10),
     "conv_L_cache": Range(1, 1 << 10),
     "share_q_dim": WIDTH,
@@ -159,4 +171,5 @@ RANGES: dict[str, Range] = {
     "mscale_all_dim": _real(0.0, 1e3),
     "expert_bits": _real(0.0, 64.0, open_low=True),  # of a GGUF file's weights in memory
     "map_bits": _real(0.0, 64.0, open_low=True),
+    "embedding_bits": _real(0.0, 64.0, open_low=True),
 }

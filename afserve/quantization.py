@@ -17,8 +17,8 @@ class Quantization:
     q4_0, mixed, and mxfp4 too: of a `gguf` file, where every expert has tensors of its own, whatever the family's other
     checkpoints have; mixed are experts that are de-quantised.
 
-    `expert_bits` and `map_bits` are those of such a file: what a weight of experts and of other maps takes, its share
-    of scales included, where the native library computes.
+    `expert_bits`, `map_bits` and `embedding_bits` are those of such a file: what a weight of experts, of other maps and
+    of the embedding takes, its share of scales included, where the native library computes.
 
     `group` inputs share a scale; None: all inputs of an output, or with `per_tensor` the whole weight. `block`: outputs
     x inputs that share one. `ordered`: groups go by `g_idx` (act-order). `zero_shift` is added to stored zero points.
@@ -35,6 +35,7 @@ class Quantization:
     gguf: bool = False
     expert_bits: float = 16.0
     map_bits: float = 16.0
+    embedding_bits: float = 16.0
 
     @property
     def e2m1(self) -> bool:

@@ -164,6 +164,9 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
         return a.heads * (4 * h + a.taps)
     if a.kind == "linear":
         keys, values = a.kv_heads * a.head_dim, a.heads * a.value_dim
+        if a.rule == "channel":
+            pairs = 2 * a.head_dim * (h + values)  # maps behind maps, for decays and for the output's gate
+            return h * (2 * keys + 2 * values + a.heads) + pairs + (2 * keys + values) * a.taps
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
     if a.kind != "mla":
         return h * (2 * a.heads * a.head_dim + a.gate_width + 2 * a.kv_heads * a.head_dim)

@@ -7,6 +7,8 @@ The files of `families/` fill them from a `config.json`. They say what a model i
 from dataclasses import dataclass
 from typing import Literal
 
+CLAMPED_SWIGLU, BOUNDED_SWIGLU = "clamped_swiglu", "bounded_swiglu"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -74,8 +76,9 @@ class AttentionSpec:
     - `gqa`: `kv_heads` key and value heads shared by `heads` query heads.
     - `mla`: multi-head latent attention; `head_dim` is `nope_dim` + `rope_dim`, and `kv_heads` 1.
     - `mfa`: multi-matrix factorization (Step-3): the query goes through `q_lora_rank`, `kv_heads` are its groups.
-    - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads. A
-      gated delta net's inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for.
+    - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads. Its
+      inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for. By its `rule` it is a
+      gated delta net that forgets by `head`, or by `channel` of a key, or adds values (`sum`, Mamba-2).
     - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
@@ -116,6 +119,7 @@ class AttentionSpec:
     rope_dim: int = 0
     indexer: IndexerSpec | None = None
     taps: int = 0
+    rule: Literal["head", "channel", "sum"] = "head"
 
     @property
     def gate_width(self) -> int:
@@ -184,7 +188,8 @@ class MoeSpec:
     reads by another one, and weights are multiplied by a number for each expert.
 
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
-    it on both sides (gpt-oss).
+    it on both sides (gpt-oss); "bounded_swiglu" is silu(gate) * up within the same limits, and `shared_limit` is such a
+    limit of the shared expert (Step 3.7).
     """
 
     experts: int
@@ -212,6 +217,7 @@ class MoeSpec:
     activation: str = "silu"
     alpha: float = 1.0
     limit: float | None = None
+    shared_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

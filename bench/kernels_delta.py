@@ -82,7 +82,7 @@ def peer_of(rows: DeltaRows, sequences: int, tokens: int) -> Callable[[], object
     widths = SHAPE.widths
     q, k, v = rows.mixed_TC.split(widths, 1)
     q, k, v = (shaped(x.contiguous(), n) for x, n in ((q, SHAPE.key), (k, SHAPE.key), (v, SHAPE.value)))
-    decay, beta = (x.view(sequences, tokens, -1) for x in (rows.decay_TV, rows.beta_TV))
+    decay, beta = (x.view(sequences, tokens, -1) for x in (rows.decay_TE, rows.beta_TV))
     run = peer.torch_chunk_gated_delta_rule if tokens > 1 else peer.torch_recurrent_gated_delta_rule
     count = max(1, out_of_cache() // (4 * SHAPE.matrix * sequences)) if tokens == 1 else 1
     kept = itertools.cycle(

@@ -53,7 +53,7 @@ class HeadLinear:
     ) -> None: ...
 
 class Gating:
-    def __init__(self, limit: float, alpha: float) -> None: ...
+    def __init__(self, limit: float, alpha: float, bounded: bool) -> None: ...
 
 class Experts:
     @overload
@@ -323,7 +323,10 @@ def rms_norm(
 def delta(
     engine: Engine,
     sizes: tuple[int, int, int, int, int],
+    rule: int,
     conv: int,
+    bias: int,
+    skip: int,
     mixed: int,
     decay: int,
     beta: int,

@@ -150,9 +150,15 @@ def expect_cache(layer: GqaLayer, k_NGBD: Tensor, v_NGBD: Tensor) -> None:
 def expect_delta(rows: DeltaRows, layer: DeltaLayer, batch: PagedBatch) -> None:
     shape = layer.shape
     expect_shape("mixed_TC", rows.mixed_TC, (batch.tokens, shape.channels))
-    for name, x in (("decay_TV", rows.decay_TV), ("beta_TV", rows.beta_TV)):
-        expect_shape(name, x, (batch.tokens, shape.value_heads))
+    expect_shape("decay_TE", rows.decay_TE, (batch.tokens, shape.decays))
+    expect_shape("beta_TV", rows.beta_TV, (batch.tokens, shape.value_heads))
     expect_shape("conv_WC", layer.conv_WC, (shape.taps, shape.channels))
+    for name, x, size in (
+        ("bias_C", layer.bias_C, shape.channels),
+        ("skip_V", layer.skip_V, shape.value_heads),
+    ):
+        if x is not None:
+            expect_shape(name, x, (size,))
 
 
 def expect_mla(layer: MlaLayer) -> None:

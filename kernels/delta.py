@@ -1,19 +1,22 @@
-"""A gated delta net's middle: a short convolution, then the gated delta rule, over states that lie in a paged cache; or
-the convolution alone.
+"""What a layer with a state has between its projections: a short convolution, then a rule that moves its states, which
+lie in a paged cache; or the convolution alone.
 
 A layer keeps one state a block: that after the last token that the block has. So a full block's state is a snapshot at
 its end, whoever holds the block may go on behind it, and a block's bytes carry its state wherever they go. A chunk of a
 sequence begins with the state of the block before it and leaves one in every block that it reaches.
 
-Sources: Gated Delta Networks (arXiv 2412.06464), equation 10, and section 3.3 for the form of whole chunks; the order
-of heads and the constants are those of transformers' `modeling_qwen3_next`. All of it is computed in float32.
+Sources: Gated Delta Networks (arXiv 2412.06464), equation 10, and section 3.3 for the form of whole chunks; Kimi Linear
+(arXiv 2510.26692), where each key number forgets by itself; Mamba-2 (arXiv 2405.21060), which adds values alone.
+Order of heads and constants are those of transformers' `modeling_qwen3_next`, `modeling_kimi_linear` and
+`modeling_mamba2`. All of it is computed in float32.
 
 Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolution, W its taps, G key heads, V value
-heads, K key size, D value size, N blocks, F numbers of a state.
+heads, K key size, D value size, N blocks, F numbers of a state, E decays of a head (1 or K).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,17 +26,28 @@ from afserve.kernels.paged import PagedBatch
 
 LONGEST = 64  # tokens of a segment: products of so many rows, and a triangle of so many to solve
 _NORM_EPS = 1e-6
+Rule = Literal["head", "channel", "sum"]
+RULES: tuple[Rule, ...] = ("head", "channel", "sum")  # as native/delta.h numbers them
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """Sizes of one layer. `key_heads` divide `value_heads`; neighbours among those share a key head."""
+    """Sizes of one layer. `key_heads` divide `value_heads`; neighbours among those share a key head.
+
+    `rule`: a state forgets by `head`, or by `channel` of a key, and what it says for a key is replaced; or it forgets
+    by head and a value is added (`sum`), with queries and keys of any length."""
 
     key_heads: int
     value_heads: int
     key: int
     value: int
     taps: int
+    rule: Rule = "head"
+
+    @property
+    def decays(self) -> int:
+        """Of one token."""
+        return self.value_heads * (self.key if self.rule == "channel" else 1)
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -58,24 +72,35 @@ class DeltaShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """`conv_WC` holds the taps, the newest token's last; contiguous float32."""
+    """`conv_WC` holds the taps, the newest token's last; contiguous float32, as what follows: `bias_C` is added to the
+    convolution, and `skip_V` times a head's value to what it reads."""
 
     shape: DeltaShape
     conv_WC: Tensor
+    bias_C: Tensor | None = None
+    skip_V: Tensor | None = None
+
+    def mixed(self, sum_TC: Tensor) -> Tensor:
+        """Behind the taps."""
+        return F.silu(sum_TC if self.bias_C is None else sum_TC + self.bias_C)
+
+    def skipped(self, out_TVD: Tensor, v_TVD: Tensor) -> Tensor:
+        return out_TVD if self.skip_V is None else out_TVD + self.skip_V[:, None] * v_TVD
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaRows:
     """What a layer's projections say of T tokens: `mixed_TC` are queries, keys and values before the convolution,
-    `decay_TV` the logarithms, at most 0, of what a state keeps, `beta_TV` in 0 to 1 how much of it is replaced."""
+    `decay_TE` the logarithms, at most 0, of what a state keeps, head by head, `beta_TV` in 0 to 1 how much of it is
+    replaced, or what an added value is multiplied by."""
 
     mixed_TC: Tensor
-    decay_TV: Tensor
+    decay_TE: Tensor
     beta_TV: Tensor
 
     def of(self, row_R: Tensor) -> "DeltaRows":
         """A copy of some of them."""
-        return DeltaRows(self.mixed_TC[row_R], self.decay_TV[row_R], self.beta_TV[row_R])
+        return DeltaRows(self.mixed_TC[row_R], self.decay_TE[row_R], self.beta_TV[row_R])
 
 
 def delta_rows(
@@ -169,7 +194,7 @@ def _runs(starts: tuple[int, ...]) -> Iterator[tuple[int, int]]:
 
 
 def _part(rows: DeltaRows, which: slice) -> DeltaRows:
-    return DeltaRows(rows.mixed_TC[which].float(), rows.decay_TV[which], rows.beta_TV[which])
+    return DeltaRows(rows.mixed_TC[which].float(), rows.decay_TE[which], rows.beta_TV[which])
 
 
 def _decode(
@@ -185,11 +210,12 @@ def _decode(
     state_SF = _seen_before(state_NF, table_SB, position_S, block_size)
     matrix, window = state_SF.split((shape.matrix, shape.numbers - shape.matrix), 1)
     seen_SWC = torch.cat((window.view(count, shape.taps - 1, shape.channels), rows.mixed_TC[:, None]), 1)
-    q, k, v = _heads(F.silu((seen_SWC * layer.conv_WC).sum(1)), shape)
-    out, matrix = step(q, k, v, rows.decay_TV, rows.beta_TV, matrix.unflatten(1, _matrix(shape)))
+    q, k, v = _heads(layer.mixed((seen_SWC * layer.conv_WC).sum(1)), shape)
+    decay_SVE = rows.decay_TE.unflatten(1, (shape.value_heads, -1))
+    out, matrix = step(q, k, v, decay_SVE, rows.beta_TV, matrix.unflatten(1, _matrix(shape)), shape.rule)
     now = table_SB.gather(1, (position_S // block_size)[:, None])[:, 0]
     state_NF.index_copy_(0, now, torch.cat((matrix.flatten(1), seen_SWC[:, 1:].flatten(1)), 1))
-    return out
+    return layer.skipped(out, v)
 
 
 def _prompt(
@@ -204,19 +230,21 @@ def _prompt(
     matrix_VKD = state_F[: shape.matrix].view(_matrix(shape))
     seen_TC = torch.cat((state_F[shape.matrix :].view(-1, shape.channels), rows.mixed_TC))
     mixed_TC = (seen_TC.unfold(0, shape.taps, 1) * layer.conv_WC.T).sum(-1)
-    q, k, v = (x.transpose(0, 1) for x in _heads(F.silu(mixed_TC), shape))
-    decay_VT, beta_VT = rows.decay_TV.T, rows.beta_TV.T
+    q, k, v = (x.transpose(0, 1) for x in _heads(layer.mixed(mixed_TC), shape))
+    decay_VTE = rows.decay_TE.unflatten(1, (shape.value_heads, -1)).transpose(0, 1)
+    beta_VT = rows.beta_TV.T
     outs = []
     for start, end in _segments(first, count, block_size):
         part = slice(start, end)
+        decay_VLE, beta_VL = decay_VTE[:, part], beta_VT[:, part]
         out, matrix_VKD = segment(
-            q[:, part], k[:, part], v[:, part], decay_VT[:, part], beta_VT[:, part], matrix_VKD
+            q[:, part], k[:, part], v[:, part], decay_VLE, beta_VL, matrix_VKD, shape.rule
         )
         outs.append(out)
         if end == count or not (first + end) % block_size:
             kept = torch.cat((matrix_VKD.flatten(), seen_TC[end : end + shape.taps - 1].flatten()))
             state_NF.index_copy_(0, _block_of(table_B, first + end - 1, block_size), kept[None])
-    return torch.cat(outs, 1).transpose(0, 1)
+    return layer.skipped(torch.cat(outs, 1).transpose(0, 1), v.transpose(0, 1))
 
 
 def _block_of(table_B: Tensor, position: int, block_size: int) -> Tensor:
@@ -240,11 +268,13 @@ def _matrix(shape: DeltaShape) -> tuple[int, int, int]:
 
 
 def _heads(mixed_TC: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, V, K), (T, V, K) and (T, V, D): queries and keys of length 1, queries scaled."""
+    """(T, V, K), (T, V, K) and (T, V, D): queries and keys of length 1, queries scaled; or as they are."""
     q, k, v = mixed_TC.split(shape.widths, 1)
-    repeats = shape.value_heads // shape.key_heads
-    both = [_unit(x.unflatten(1, (shape.key_heads, shape.key))).repeat_interleave(repeats, 1) for x in (q, k)]
-    return both[0] * shape.key**-0.5, both[1], v.unflatten(1, (shape.value_heads, shape.value))
+    repeats, unit = shape.value_heads // shape.key_heads, shape.rule != "sum"
+    wide = [x.unflatten(1, (shape.key_heads, shape.key)) for x in (q, k)]
+    both = [(_unit(x) if unit else x).repeat_interleave(repeats, 1) for x in wide]
+    q = both[0] * shape.key**-0.5 if unit else both[0]
+    return q, both[1], v.unflatten(1, (shape.value_heads, shape.value))
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -252,32 +282,56 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def step(
-    q_SVK: Tensor, k_SVK: Tensor, v_SVD: Tensor, decay_SV: Tensor, beta_SV: Tensor, state_SVKD: Tensor
+    q_SVK: Tensor,
+    k_SVK: Tensor,
+    v_SVD: Tensor,
+    decay_SVE: Tensor,
+    beta_SV: Tensor,
+    state_SVKD: Tensor,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor]:
     """One token: what it reads, (S, V, D), and the new state. The state forgets, what it says for the key is replaced
-    by a share of the value, then the query reads it."""
-    state = state_SVKD * decay_SV.exp()[..., None, None]
-    delta = (v_SVD - (state * k_SVK[..., None]).sum(-2)) * beta_SV[..., None]
-    state = state + k_SVK[..., None] * delta[..., None, :]
+    by a share of the value, or the share is added, then the query reads it."""
+    state = state_SVKD * decay_SVE.exp()[..., None]
+    if rule != "sum":
+        v_SVD = v_SVD - (state * k_SVK[..., None]).sum(-2)
+    state = state + k_SVK[..., None] * (v_SVD * beta_SV[..., None])[..., None, :]
     return (state * q_SVK[..., None]).sum(-2), state
 
 
 def segment(
-    q_VLK: Tensor, k_VLK: Tensor, v_VLD: Tensor, decay_VL: Tensor, beta_VL: Tensor, state_VKD: Tensor
+    q_VLK: Tensor,
+    k_VLK: Tensor,
+    v_VLD: Tensor,
+    decay_VLE: Tensor,
+    beta_VL: Tensor,
+    state_VKD: Tensor,
+    rule: Rule,
 ) -> tuple[Tensor, Tensor]:
     """L times `step`, as products of matrices: what all tokens read, (V, L, D), and the state behind the last.
 
     What every token adds to the state depends on what those before it added. That is a triangle of equations, solved
     once (the UT transform); sums then take what is in the state and what is added within the segment.
     """
-    total = decay_VL.cumsum(1)  # logarithm of what is left of the old state at each token
-    between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    weighted = k_VLK * beta_VL[..., None]
-    triangle = (weighted @ k_VLK.transpose(1, 2)) * between
-    old = (weighted * total.exp()[..., None]) @ state_VKD
-    delta = torch.linalg.solve_triangular(
-        triangle, v_VLD * beta_VL[..., None] - old, upper=False, unitriangular=True
-    )
-    out = (q_VLK * total.exp()[..., None]) @ state_VKD + ((q_VLK @ k_VLK.transpose(1, 2)) * between) @ delta
-    left = (total[:, -1:] - total).exp()[..., None]
-    return out, state_VKD * total[:, -1].exp()[:, None, None] + (k_VLK * left).transpose(1, 2) @ delta
+    total = decay_VLE.cumsum(1)  # logarithm of what is left of the old state at each token
+    added = v_VLD * beta_VL[..., None]
+    if rule != "sum":
+        weighted = k_VLK * beta_VL[..., None]
+        added = torch.linalg.solve_triangular(
+            _within(weighted, k_VLK, total),
+            added - (weighted * total.exp()) @ state_VKD,
+            upper=False,
+            unitriangular=True,
+        )
+    out = (q_VLK * total.exp()) @ state_VKD + _within(q_VLK, k_VLK, total) @ added
+    left = (total[:, -1:] - total).exp()
+    return out, state_VKD * total[:, -1].exp()[..., None] + (k_VLK * left).transpose(1, 2) @ added
+
+
+def _within(a_VLK: Tensor, k_VLK: Tensor, total_VLE: Tensor) -> Tensor:
+    """(V, L, L): products of rows of a with keys up to their own, each weakened by what was forgotten in between."""
+    if total_VLE.shape[-1] == 1:
+        between = (total_VLE - total_VLE.transpose(1, 2)).tril().exp().tril()
+        return (a_VLK @ k_VLK.transpose(1, 2)) * between
+    kept = (total_VLE[:, :, None] - total_VLE[:, None]).clamp_max(0).exp()
+    return torch.einsum("vik,vjk,vijk->vij", a_VLK, k_VLK, kept).tril()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels import _native, native_caches, native_fused, native_half, native_stack, tiled
-from afserve.kernels.delta import DeltaLayer, DeltaRows
+from afserve.kernels.delta import RULES, DeltaLayer, DeltaRows
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
@@ -21,7 +21,7 @@ from afserve.kernels.native_caches import attend, choose_rows, fits, last_plain,
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_ggml import NativeGgml
 from afserve.kernels.native_half import HalfOverCache, batch_handle
-from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, matrix, plain
+from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, address, matrix, plain
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference_routed import choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -190,23 +190,15 @@ class Native(NativeProducts):
     def delta(
         self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
     ) -> Tensor:
-        shape, decay, beta = layer.shape, plain(rows.decay_TV, FLOAT32), plain(rows.beta_TV, FLOAT32)
+        shape, decay, beta = layer.shape, plain(rows.decay_TE, FLOAT32), plain(rows.beta_TV, FLOAT32)
         mixed, conv = plain(rows.mixed_TC, FLOAT32), plain(layer.conv_WC, FLOAT32)
         out = torch.empty(batch.tokens, shape.value_heads, shape.value)
+        sizes = shape.key_heads, shape.value_heads, shape.key, shape.value, shape.taps
         _native.delta(
-            self._engine,
-            (shape.key_heads, shape.value_heads, shape.key, shape.value, shape.taps),
-            conv.data_ptr(),
-            mixed.data_ptr(),
-            decay.data_ptr(),
-            beta.data_ptr(),
-            out.data_ptr(),
-            state_NF.data_ptr(),
-            state_NF.stride(0),
-            state_NF.shape[0],
-            block_size,
-            batch_handle(batch),
-        )
+            self._engine, sizes, RULES.index(shape.rule), conv.data_ptr(), address(layer.bias_C),
+            address(layer.skip_V), mixed.data_ptr(), decay.data_ptr(), beta.data_ptr(), out.data_ptr(),
+            state_NF.data_ptr(), state_NF.stride(0), state_NF.shape[0], block_size, batch_handle(batch),
+        )  # fmt: skip
         return out
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
@@ -319,7 +311,7 @@ class Native(NativeProducts):
             gate_code,
             gate_EH.shape[0],
             hidden,
-            0 if bias is None else bias.data_ptr(),
+            address(bias),
             self._rule(rule),
             expert.data_ptr(),
             weight.data_ptr(),

@@ -282,7 +282,7 @@ def _groups(groups: Groups) -> _native.Groups:
 
 def gating_of(gating: Gating) -> _native.Gating | None:
     """None for a plain SwiGLU."""
-    return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha)
+    return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha, gating.bounded)
 
 
 def places_of(shape: ExpertShape) -> tuple[int, ...]:

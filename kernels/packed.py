@@ -20,17 +20,21 @@ from afserve.kernels.pointwise import gelu_tanh
 @dataclass(frozen=True, slots=True)
 class Gating:
     """How an FFN joins its projections: silu(gate) * up; with a `limit` it is gate * sigmoid(alpha * gate) * (up + 1),
-    where the gate is at most `limit` and up is within it on both sides (gpt-oss); `gelu` stands in silu's place."""
+    where the gate is at most `limit` and up is within it on both sides (gpt-oss), or, `bounded`, silu(gate) * up within
+    the same limits (Step 3.7); `gelu` stands in silu's place."""
 
     limit: float | None = None
     alpha: float = 1.0
     gelu: bool = False
+    bounded: bool = False
 
     def join(self, gate: Tensor, up: Tensor) -> Tensor:
         if self.gelu:
             return gelu_tanh(gate).to(gate.dtype) * up
         if self.limit is None:
             return F.silu(gate) * up
+        if self.bounded:
+            return F.silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return gate * (gate * self.alpha).sigmoid() * (up + 1)
 

@@ -85,7 +85,7 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
     """
     fp8, exchange = config.wire_dtype == "fp8", 0
     if config.device_exchange:
-        if any(kind.attention.kind == "linear" for kind in spec.kinds):
+        if any(kind.attention.recurrent for kind in spec.kinds):
             raise ConfigError(
                 "device_exchange: layers of this model keep states, so a step that failed cannot be run again; leave "
                 "--device-exchange out",

@@ -9,17 +9,20 @@ from dataclasses import fields
 
 from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
-from afserve.families.reading.ffn import CLAMPED_SWIGLU, EXPERT_FIELDS
+from afserve.families.reading.ffn import EXPERT_FIELDS
 from afserve.spec import ModelSpec
-from afserve.spec_parts import AttentionSpec, LayerSpec, RopeSpec
+from afserve.spec_parts import BOUNDED_SWIGLU, CLAMPED_SWIGLU, AttentionSpec, LayerSpec, RopeSpec
 
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
 _ACTIVATIONS = ("silu",)
-_OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps"}
+_OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps", "rule"}
+_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
+_OF_SUM = {*_OF_DELTA, "qkv_bias", "out_scale"}
 _OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
 _NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
 _SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-_EXPERT_ACTIVATIONS = (*_SHARED_ACTIVATIONS, CLAMPED_SWIGLU)
+_BESIDE_SHARED = (*_SHARED_ACTIVATIONS, BOUNDED_SWIGLU)
+_EXPERT_ACTIVATIONS = (*_BESIDE_SHARED, CLAMPED_SWIGLU)
 
 
 def check(spec: ModelSpec, where: str) -> None:
@@ -54,7 +57,7 @@ def check_layer(layer: LayerSpec, where: str) -> None:
 def _not_run(layer: LayerSpec) -> Iterator[str]:
     yield from _attention(layer.attention)
     lone = layer.moe is not None and not layer.moe.shared_inner
-    known = _EXPERT_ACTIVATIONS if lone else _SHARED_ACTIVATIONS if layer.moe else _ACTIVATIONS
+    known = _EXPERT_ACTIVATIONS if lone else _BESIDE_SHARED if layer.moe else _ACTIVATIONS
     if layer.ffn.activation not in known:
         yield _unsupported(
             f"hidden_act: {shown(layer.ffn.activation)}",
@@ -62,8 +65,9 @@ def _not_run(layer: LayerSpec) -> Iterator[str]:
         )
     if layer.moe and layer.moe.apart and layer.attention.kind != "gqa":
         yield _unsupported(f"experts with norms apart behind {layer.attention.kind} attention", "gqa")
-    if layer.moe and (layer.moe.limit is None) == (layer.moe.activation == CLAMPED_SWIGLU):
-        yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", CLAMPED_SWIGLU)
+    limited = (CLAMPED_SWIGLU, BOUNDED_SWIGLU)
+    if layer.moe and (layer.moe.limit is None) == (layer.moe.activation in limited):
+        yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", *limited)
 
 
 def _attention(a: AttentionSpec) -> Iterator[str]:
@@ -121,12 +125,10 @@ def _delta(a: AttentionSpec) -> Iterator[str]:
             f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim)",
             "gated delta nets, of 2 tokens or more",
         )
-    yield from _beyond(a, _OF_DELTA, "a gated delta net")
+    yield from _beyond(a, _OF_SUM if a.rule == "sum" else _OF_DELTA, "a layer with a state")
     if a.heads % a.kv_heads:
-        yield _unsupported(
-            f"linear_num_key_heads: {a.kv_heads} for {a.heads} value heads",
-            "a divisor of linear_num_value_heads",
-        )
+        names = ("mamba_n_groups", "mamba_n_heads") if a.rule == "sum" else _HEADS
+        yield _unsupported(f"{names[0]}: {a.kv_heads} for {a.heads} value heads", f"a divisor of {names[1]}")
 
 
 def _convolution(a: AttentionSpec) -> Iterator[str]:

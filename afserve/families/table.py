@@ -28,7 +28,7 @@ from afserve.families.grouped import (
     qwen2_moe,
     qwen3_moe,
 )
-from afserve.families.hybrid import lfm2_moe, qwen3_next
+from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, qwen3_next
 from afserve.families.latent import deepseek_v2, deepseek_v3, mistral4
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming
@@ -46,6 +46,7 @@ from afserve.families.windowed import (
     llama4,
     mellum,
     mimo_v2_flash,
+    step3p7,
 )
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
@@ -81,8 +82,11 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": gemma4.TEXT,
     "gemma4": gemma4.WITH_VISION,
     "lfm2_moe": lfm2_moe.FAMILY,
+    "kimi_linear": kimi_linear.FAMILY,
+    "granitemoehybrid": granitemoehybrid.FAMILY,
     "cohere2_moe": cohere2_moe.FAMILY,
     "mimo_v2_flash": mimo_v2_flash.FAMILY,
+    "step3p7": step3p7.FAMILY,
     "ernie4_5_moe": ernie4_5_moe.FAMILY,
     "hunyuan_v1_moe": hunyuan_v1_moe.FAMILY,
     "granitemoe": granitemoe.FAMILY,

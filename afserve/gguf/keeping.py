@@ -1,8 +1,8 @@
 """Which weights of a GGUF file stay as they are stored where the native library computes, and the bits that they take.
 Without torch.
 
-Of a linear map any of the library's types stays; gate and up of a layer's experts are one product, and have one type.
-Embeddings and the two projections up from a latent are de-quantised.
+Of a linear map and of the embedding any of the library's types stays; gate and up of a layer's experts are one product,
+and have one type. The two projections up from a latent are de-quantised.
 """
 
 import math
@@ -12,7 +12,8 @@ from afserve.gguf.header import TensorRow
 from afserve.gguf.kinds import PACKED
 
 KEPT = ("Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-_PLAIN = ("token_embd.weight", "attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight", "ssm_out.weight")
+_EMBEDDING = "token_embd.weight"
+_PLAIN = ("attn_k_b.weight", "attn_v_b.weight", "attn_kv_b.weight", "ssm_out.weight")
 _EXPERTS = "_exps.weight"
 _PARTS = ("gate", "up", "down")
 _ANYWHERE = ("Q4_0", "MXFP4")  # of experts: codes that other backends keep too
@@ -35,7 +36,8 @@ def kept_bits(rows: Mapping[str, TensorRow], dtype: object) -> dict[str, object]
         "quant_method": "gguf",
         "experts": layout,
         "expert_bits": _mean(experts, rows, whole),
-        "map_bits": _mean([row for row in maps if row.name != _PLAIN[0]], rows, whole),
+        "map_bits": _mean([row for row in maps if row.name != _EMBEDDING], rows, whole),
+        "embedding_bits": _mean([row for row in maps if row.name == _EMBEDDING], rows, whole),
     }
 
 

@@ -5,7 +5,6 @@ no requests and no network. Shapes: T tokens, H hidden, A query heads, G key/val
 rope size, V value size.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +17,10 @@ from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.models.convolution import ConvolutionHalf
-from afserve.models.delta import DeltaHalf
 from afserve.models.dense import Rows, Weight
 from afserve.models.halves import AttentionHalf, LayerTensors
 from afserve.models.head_share import HeadShare
+from afserve.models.mixers import load_states
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
@@ -35,13 +33,11 @@ def load_attention(
     spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
 ) -> AttentionHalf:
     """The half of layer `tensors.layer`; `families/limits.py` has refused what none of them computes."""
-    kinds: dict[str, Callable[..., AttentionHalf]] = {
-        "gqa": GroupedQueryHalf,
-        "mla": LatentHalf,
-        "linear": DeltaHalf,
-        "conv": ConvolutionHalf,
-    }
-    return kinds[spec.layer(tensors.layer).attention.kind](spec, tensors, ops, rope, router)
+    a = spec.layer(tensors.layer).attention
+    if a.recurrent:
+        return load_states(spec, tensors, ops, router)
+    half = LatentHalf if a.kind == "mla" else GroupedQueryHalf
+    return half(spec, tensors, ops, rope, router)
 
 
 class GroupedQueryHalf:

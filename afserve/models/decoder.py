@@ -18,10 +18,11 @@ from afserve.kernels.packed import PackedExperts
 from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
+from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
 from afserve.models.eagle import EagleHead
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
-from afserve.models.heads import load_ends
+from afserve.models.heads import embedded, load_ends
 from afserve.models.local_ffn import LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, tables
@@ -151,7 +152,7 @@ class AttentionModel:
     def load_head(self, folder: str) -> None:
         """An EAGLE-3 head from there. Raises CheckpointError, and ConfigError for one that is of another model."""
         read = load_eagle(folder, self.spec)
-        own = self.ops, self.dtype, self._positions, self._dense, self._embed_VH
+        own = self.ops, self.dtype, self._positions, self._dense, self._embedding()
         self.head = EagleHead(folder, read, *own)
 
     @property
@@ -191,11 +192,17 @@ class AttentionModel:
         around = self.spec.around
         if self.predictor is None or around.embedding_scale != 1.0 or around.logit_cap is not None:
             return None
-        return stack.chain_drafts(self.predictor.parts(self._embed_VH, self._head, around.logit_scale))
+        return stack.chain_drafts(self.predictor.parts(self._embedding(), self._head, around.logit_scale))
+
+    def _embedding(self) -> Tensor:
+        """As numbers, for those that look rows up by themselves: it is de-quantised once and for all."""
+        if not isinstance(self._embed_VH, Tensor):
+            self._embed_VH = dequantised(self._embed_VH, self.dtype)
+        return self._embed_VH
 
     def embed(self, token_T: Tensor) -> Tensor:
         """A fresh x_TH, which the layers change in place."""
-        x_TH = torch.index_select(self._embed_VH, 0, token_T)
+        x_TH = embedded(self._embed_VH, token_T, self.dtype)
         scale = self.spec.around.embedding_scale
         return x_TH if scale == 1.0 else x_TH.mul_(scale)
 

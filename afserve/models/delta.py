@@ -1,68 +1,140 @@
-"""The attention half of a gated delta net's layer: a state of fixed size in the place of keys and values.
+"""The mixers whose states are matrices: gated delta nets that forget by head, or as Kimi's by channel, and Mamba-2.
 
-It knows its weights and the kernels, no requests and no network; where states lie is in kernels/delta.py. Sources:
-Gated Delta Networks (arXiv 2412.06464), transformers' `modeling_qwen3_next`. Shapes: T tokens, H hidden, C channels of
-the convolution, V value heads, D value size.
+They know their weights and the kernels, no requests and no network; where states lie is in kernels/delta.py. Sources:
+Gated Delta Networks (arXiv 2412.06464), Kimi Linear (arXiv 2510.26692), Mamba-2 (arXiv 2405.21060), transformers'
+`modeling_qwen3_next`, `modeling_kimi_linear` and `modeling_granitemoehybrid`. Shapes: T tokens, H hidden, C channels of
+the convolution, V value heads, D value size, E decays.
 """
 
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import LayerCache, StateShape
+from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
-from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid, silu, softplus
 from afserve.models.dense import Weight
-from afserve.models.halves import BoundHalf, LayerTensors
-from afserve.models.rope import Rotary
-from afserve.models.router import Router
-from afserve.models.states import BoundStates, joined_half, over_states
+from afserve.models.halves import LayerTensors
+from afserve.models.states import moved_states
 from afserve.spec import ModelSpec
+from afserve.spec_parts import AttentionSpec
 
 
-class DeltaHalf:
-    def __init__(
-        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
-    ) -> None:
+class DeltaMixer:
+    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
-        self._shape = DeltaShape(a.kv_heads, a.heads, a.head_dim, a.value_dim, a.taps)
-        self._ops, self._router, self._eps = ops, router, spec.eps
-        self.keeps = StateShape(self._shape.numbers)
-        self._input_norm, self._post_norm = tensors.norms(h)
+        self._shape = shape = _shape_of(a)
+        self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
         self._values = a.heads * a.value_dim
-        self._down = tensors.dense.linear(*_projections(self._shape, h, tensors))
-        conv_C1W = tensors.linear("conv1d.weight", self._shape.channels, 1, a.taps)
-        self._layer = DeltaLayer(self._shape, conv_C1W[:, 0].T.float().contiguous())
-        wide = LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32, tensors.dense)
+        self._down = tensors.dense.linear(*_projections(shape, h, tensors))
+        conv_C1W = tensors.linear("conv1d.weight", shape.channels, 1, a.taps)
+        self._layer = DeltaLayer(shape, _taps_of(conv_C1W))
+        wide = _in_float32(tensors)
         self._rate_V = -wide.linear("A_log", a.heads).exp()
         self._step_V = wide.linear("dt_bias", a.heads)
         self._norm_D = tensors.linear("norm.weight", a.value_dim)
         self._out = tensors.dense.linear(tensors.linear("out_proj.weight", h, self._values))
 
-    def bind(self, cache: LayerCache) -> BoundHalf:
-        (cache_NBE,) = cache
-        return BoundStates(self, cache_NBE)
-
-    def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
-        ops, router = self._ops, self._router
-        mixed = self._mix(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBE, batch)
-        return joined_half(ops, ops.add_rms_norm(x_TH, mixed, self._post_norm, self._eps), router)
-
-    def _mix(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
-        """What the layer adds to the residual stream."""
+    def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops, heads = self._ops, self._shape.value_heads
         widths = (self._shape.channels, self._values, heads, heads)
         mixed_TC, gate, beta_TV, decay_TV = ops.linear(x_TH, self._down).split(widths, 1)
         rows = DeltaRows(mixed_TC, self._rate_V * softplus(decay_TV.float() + self._step_V), sigmoid(beta_TV))
-
-        def computed(row_R: Tensor | None, states_NBE: Tensor, part: PagedBatch) -> Tensor:
-            return ops.delta(rows if row_R is None else rows.of(row_R), self._layer, states_NBE, part)
-
-        read_TVD = over_states(computed, self.keeps, cache_NBE, batch).to(x_TH.dtype)
+        read_TVD = moved_states(ops, rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
         normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(gate.shape)
         return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
+
+
+class ChannelDeltaMixer:
+    """Kimi Delta Attention: decays and the output's gate are made by two maps each, one behind the other."""
+
+    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
+        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        self._shape = shape = _shape_of(a)
+        self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
+        stem, linear, dense = tensors.naming.linear, tensors.linear, tensors.dense
+        self._widths = (shape.channels, a.heads, a.head_dim, a.head_dim)
+        sizes = dict(zip("qkv", shape.widths, strict=True))
+        first = {**sizes, "b": a.heads, "f_a": a.head_dim, "g_a": a.head_dim}
+        self._down = dense.linear(
+            *(tensors.weight(f"{stem}.{part}_proj.weight", n, h) for part, n in first.items())
+        )
+        self._forget, self._gate = (
+            dense.linear(tensors.weight(f"{stem}.{part}_b_proj.weight", n, a.head_dim))
+            for part, n in (("f", shape.decays), ("g", a.heads * a.value_dim))
+        )
+        taps = [linear(f"{part}_conv1d.weight", n, 1, a.taps) for part, n in sizes.items()]
+        self._layer = DeltaLayer(shape, _taps_of(torch.cat(taps)))
+        wide = _in_float32(tensors)
+        rate_V = -wide.linear("A_log", 1, 1, a.heads, 1).exp().flatten()
+        self._rate_E = rate_V.repeat_interleave(a.head_dim)
+        self._step_E = wide.linear("dt_bias", shape.decays)
+        self._norm_D = linear("o_norm.weight", a.value_dim)
+        self._out = dense.linear(tensors.weight(f"{stem}.o_proj.weight", h, a.heads * a.value_dim))
+
+    def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
+        ops = self._ops
+        mixed_TC, beta_TV, forget, gate = ops.linear(x_TH, self._down).split(self._widths, 1)
+        decay_TE = ops.linear(forget.contiguous(), self._forget).float() + self._step_E
+        rows = DeltaRows(mixed_TC, self._rate_E * softplus(decay_TE), sigmoid(beta_TV))
+        read_TVD = moved_states(ops, rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
+        opened = sigmoid(ops.linear(gate.contiguous(), self._gate))
+        normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(opened.shape)
+        return ops.linear((normed * opened).to(x_TH.dtype), self._out)
+
+
+class MambaMixer:
+    """Keys are what Mamba-2 calls B, queries C, values x."""
+
+    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
+        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        shape, stem = _shape_of(a), tensors.naming.linear
+        self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
+        keys, _, values = shape.widths
+        keys, _, values = shape.widths
+        self._widths, self._groups = (shape.channels, values, a.heads), a.kv_heads
+        first = torch.arange(shape.channels)  # as checkpoints have it: values, keys, queries
+        order_C = torch.cat((first[-keys:], first[values:-keys], first[:values]))
+        whole = tensors.weight(f"{stem}.in_proj.weight", values + shape.channels + a.heads, h)
+        gate, steps = whole[:values], whole[values + shape.channels :]
+        self._down = tensors.dense.linear(whole[values + order_C], gate, steps)
+        wide = _in_float32(tensors)
+        conv_C1W = wide.linear("conv1d.weight", shape.channels, 1, a.taps)[order_C]
+        bias_C = wide.linear("conv1d.bias", shape.channels)[order_C] if a.qkv_bias else None
+        self._layer = DeltaLayer(shape, _taps_of(conv_C1W), bias_C, wide.linear("D", a.heads))
+        self._rate_V = -wide.linear("A_log", a.heads).exp()
+        self._step_V = wide.linear("dt_bias", a.heads)
+        self._norm = tensors.linear("norm.weight", values)
+        self._ones = torch.ones(values // a.kv_heads, device=self._norm.device)
+        out = tensors.weight(f"{stem}.out_proj.weight", h, values)
+        if a.out_scale != 1.0:
+            out = tensors.linear("out_proj.weight", h, values) * a.out_scale
+        self._out = tensors.dense.linear(out)
+
+    def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
+        ops = self._ops
+        mixed_TC, gate, step_TV = ops.linear(x_TH, self._down).split(self._widths, 1)
+        step_TV = softplus(step_TV.float() + self._step_V)
+        rows = DeltaRows(mixed_TC, self._rate_V * step_TV, step_TV)
+        gated = moved_states(ops, rows, self._layer, cache_NBE, batch).flatten(1) * silu(gate)
+        groups = gated.view(-1, len(self._ones))
+        normed = ops.rms_norm(groups, self._ones, self._eps).view(gated.shape).to(x_TH.dtype)
+        return ops.linear(normed * self._norm, self._out)
+
+
+def _shape_of(a: AttentionSpec) -> DeltaShape:
+    return DeltaShape(a.kv_heads, a.heads, a.head_dim, a.value_dim, a.taps, a.rule)
+
+
+def _taps_of(conv_C1W: Tensor) -> Tensor:
+    """(W, C) as the kernels have them."""
+    return conv_C1W[:, 0].T.float().contiguous()
+
+
+def _in_float32(tensors: LayerTensors) -> LayerTensors:
+    """Rates and steps are never rounded."""
+    return LayerTensors(tensors.source, tensors.naming, tensors.layer, torch.float32, tensors.dense)
 
 
 def _projections(shape: DeltaShape, h: int, tensors: LayerTensors) -> list[Weight]:

@@ -143,7 +143,11 @@ class _Reader:
                 for name in (self.layout.gate_up, self.layout.up, self.layout.down)
             )
             return ExpertTensors(torch.cat((gate, up)), down.t().contiguous())
-        both = self._gate_first(self._matrix(self.layout.gate_up, 2 * inner, hidden))
+        if self.layout.up:
+            parts = (self.layout.gate_up, self.layout.up)
+            both = torch.cat([self._matrix(name, inner, hidden) for name in parts])
+        else:
+            both = self._gate_first(self._matrix(self.layout.gate_up, 2 * inner, hidden))
         return ExpertTensors(both, self._matrix(self.layout.down, hidden, inner), *self._biases())
 
     def read_codes(self, size: int) -> ExpertCodes:

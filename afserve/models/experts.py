@@ -26,7 +26,7 @@ from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
 from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
-from afserve.spec_parts import MoeSpec
+from afserve.spec_parts import BOUNDED_SWIGLU, MoeSpec
 
 Held = Sequence[tuple[int, int, int]]
 Progress = Callable[[float], None]
@@ -41,7 +41,8 @@ def _loaders(ops: Ops) -> int:
 
 
 def gating_of(moe: MoeSpec) -> Gating:
-    return Gating(moe.limit, moe.alpha, moe.activation == "gelu_pytorch_tanh")
+    gelu, bounded = moe.activation == "gelu_pytorch_tanh", moe.activation == BOUNDED_SWIGLU
+    return Gating(moe.limit, moe.alpha, gelu, bounded)
 
 
 class ExpertBank(Bank):
@@ -67,15 +68,19 @@ class ExpertBank(Bank):
         self.slots = slots
         self.expert_bytes = int(spec.expert_parameters() * max(kept.bits(dtype) for kept in self._kept) / 8)
         self.places = places_within(memory, spec, slots, self.expert_bytes) if memory else None
-        bias, gating = spec.moe.expert_bias, gating_of(spec.moe)
+        bias = spec.moe.expert_bias
+        moes = (spec.layer(layer).moe for layer in spec.moe_layer_ids)
+        gatings = [gating_of(moe) for moe in moes if moe is not None]
         sizes = slots, spec.hidden, spec.moe.inner, dtype
 
-        def empty(kept: KeptFormat) -> PackedExperts:
+        def empty(kept: KeptFormat, gating: Gating) -> PackedExperts:
             if kept.ggml is not None and ops.ggml is not None:
                 return ops.ggml.empty_experts(ExpertShape(*sizes, bias, gating, self.places), kept.ggml)
             return ops.empty_experts(*sizes, kept.int8, kept.fp8, bias, gating, kept.int4, self.places)
 
-        self._layers: list[PackedExperts] = [empty(kept) for kept in self._kept]
+        self._layers: list[PackedExperts] = [
+            empty(kept, gating) for kept, gating in zip(self._kept, gatings, strict=True)
+        ]
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property

@@ -1,4 +1,5 @@
 """Embedding and LM head: two tensors, or one where config.json ties them, and what to do where a checkpoint has both.
+An embedding in ggml's types stays as it is stored; rows are de-quantised where they are looked up.
 
 Fine-tunes are saved with both although config.json says that one is the other. Where they differ nobody knows which was
 meant: transformers from version 5 on takes the file's head, earlier versions and vLLM the embedding. So the user says.
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.pattern.naming import Naming
+from afserve.kernels.formats.ggml import GgmlRows
+from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense, Weight
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -18,9 +21,9 @@ from afserve.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class EndTensors:
-    """Both V x H, the head as a map's weight."""
+    """Both V x H."""
 
-    embed_VH: Tensor
+    embed_VH: Weight
     head_VH: Weight
 
 
@@ -45,15 +48,29 @@ def load_ends(
         )
     if spec.tied and not both:
         name = head if source.stores(head) else embedding
-        one = source.tensor(name, shape, dtype)
-        return EndTensors(one, dense.stored(source, name, shape) or one)
-    embed_VH = source.tensor(embedding, shape, dtype)
+        one = _held(dense.read(source, name, shape))
+        return EndTensors(one, one)
+    embed_VH = _held(dense.read(source, embedding, shape))
     if asked == "embedding":
-        return EndTensors(embed_VH, dense.stored(source, embedding, shape) or embed_VH)
+        return EndTensors(embed_VH, embed_VH)
     if not spec.tied or asked == "checkpoint":
         return EndTensors(embed_VH, dense.read(source, head, shape))
-    _check_equal(embed_VH, source.tensor(head, shape, dtype), embedding, head)
-    return EndTensors(embed_VH, dense.stored(source, embedding, shape) or embed_VH)
+    _check_equal(source.tensor(embedding, shape, dtype), source.tensor(head, shape, dtype), embedding, head)
+    return EndTensors(embed_VH, embed_VH)
+
+
+def embedded(table_VH: Weight, token_T: Tensor, dtype: torch.dtype) -> Tensor:
+    """Fresh rows (T, H)."""
+    if isinstance(table_VH, Tensor):
+        return torch.index_select(table_VH, 0, token_T)
+    return dequantised(table_VH[token_T], dtype)
+
+
+def _held(weight: Weight) -> Weight:
+    """Bytes that do not lie in a mapped file."""
+    if isinstance(weight, Tensor):
+        return weight
+    return GgmlRows(weight.kind, weight.bytes_RB.clone(), weight.inputs)
 
 
 def _check_equal(embed_VH: Tensor, head_VH: Tensor, embedding: str, head: str) -> None:

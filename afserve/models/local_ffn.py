@@ -10,12 +10,12 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import bias_of
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import PackedLinear
+from afserve.kernels.packed import Gating, PackedLinear
 from afserve.kernels.pointwise import sigmoid
 from afserve.models.experts import gating_of
 from afserve.models.halves import LayerTensors
 from afserve.spec import ModelSpec
-from afserve.spec_parts import DenseSpec, MoeSpec
+from afserve.spec_parts import BOUNDED_SWIGLU, DenseSpec, MoeSpec
 
 Maps = tuple[PackedLinear, PackedLinear]
 
@@ -48,7 +48,7 @@ class LocalFfn:
             names = naming.before_shared, naming.after_shared, naming.after_routed
             self._apart = NormsApart(*(tensors.norm(name, h) for name in names))
         self._after_H = tensors.norm(naming.after_ffn, h) if ffn.normed else None
-        self._gating = gating_of(ffn) if isinstance(ffn, MoeSpec) and ffn.activation != "silu" else None
+        self._gating = _gating_of_shared(ffn) if isinstance(ffn, MoeSpec) else None
         self._scale = ffn.shared_scale if isinstance(ffn, MoeSpec) else 1.0
 
     @property
@@ -95,6 +95,13 @@ class LocalFfn:
         return self._ops.rms_norm(x_TH.to(weight_H.dtype), weight_H, self._eps)
 
 
+def _gating_of_shared(moe: MoeSpec) -> Gating | None:
+    """None for a plain SwiGLU."""
+    if moe.shared_limit is not None:
+        return Gating(moe.shared_limit, bounded=True)
+    return None if moe.activation in ("silu", BOUNDED_SWIGLU) else gating_of(moe)
+
+
 def _maps(names: tuple[str, str, str], shape: tuple[int, int], bias: bool, tensors: LayerTensors) -> Maps:
     gate, up, down = names
     (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
@@ -103,6 +110,9 @@ def _maps(names: tuple[str, str, str], shape: tuple[int, int], bias: bool, tenso
     if bias:
         both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
         down_bias = read(bias_of(down), (hidden,), dtype)
-    gate_up = [dense.read(source, name, shape) for name in (gate, up)]
+    if gate == up:
+        gate_up = [dense.read(source, gate, (2 * inner, hidden))]
+    else:
+        gate_up = [dense.read(source, name, shape) for name in (gate, up)]
     down_weight = dense.read(source, down, (hidden, inner))
     return dense.linear(*gate_up, bias_O=both_bias), dense.linear(down_weight, bias_O=down_bias)

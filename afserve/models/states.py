@@ -1,4 +1,4 @@
-"""What attention halves with a state of fixed size share, in the place of keys and values: delta nets, convolutions.
+"""What attention halves with a state of fixed size share, in the place of keys and values: all but how rows are mixed.
 
 Shapes: T tokens, H hidden, N blocks of B states, S sequences.
 """
@@ -10,16 +10,48 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import StateShape
+from afserve.kernels.cache import LayerCache, StateShape
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
+from afserve.models.halves import BoundHalf, LayerTensors
 from afserve.models.router import Router
+from afserve.spec import ModelSpec
 
 
-class StateHalf(Protocol):
+class Mixer(Protocol):
+    """What a layer adds to the residual stream, and what it keeps for that."""
+
+    state: StateShape
+
+    def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
+        """(T, H) of normalised rows; states in the cache are read and written."""
+
+
+class StateHalf:
+    """A mixer between the norms of its layer."""
+
+    def __init__(
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, router: Router | None, mixer: Mixer
+    ) -> None:
+        self._ops, self._router, self._eps, self._mixer = ops, router, spec.eps, mixer
+        self.keeps = mixer.state
+        self._input_norm, self._post_norm = tensors.norms(spec.hidden)
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        (cache_NBE,) = cache
+        return BoundStates(self, cache_NBE)
+
     def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
         """As `BoundHalf`, over the states of one cache."""
+        ops, router = self._ops, self._router
+        mixed_TH = self._mixer(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBE, batch)
+        normed_TH = ops.add_rms_norm(x_TH, mixed_TH, self._post_norm, self._eps)
+        if router is None:
+            return Half(normed_TH, None, None)
+        routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
+        return Half(normed_TH, *routed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +67,15 @@ class BoundStates:
         return self.half.run(x_TH, self.cache_NBE, batch)
 
 
-def joined_half(ops: Ops, normed_TH: Tensor, router: Router | None) -> Half:
-    if router is None:
-        return Half(normed_TH, None, None)
-    routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
-    return Half(normed_TH, *routed)
+def moved_states(
+    ops: Ops, rows: DeltaRows, layer: DeltaLayer, cache_NBE: Tensor, batch: PagedBatch
+) -> Tensor:
+    """(T, V, D): what all rows read of the states that they move."""
+
+    def computed(row_R: Tensor | None, states_NBE: Tensor, part: PagedBatch) -> Tensor:
+        return ops.delta(rows if row_R is None else rows.of(row_R), layer, states_NBE, part)
+
+    return over_states(computed, StateShape(layer.shape.numbers), cache_NBE, batch)
 
 
 def over_states(

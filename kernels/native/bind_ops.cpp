@@ -54,10 +54,11 @@ void bind_attention(py::module_& m) {
 }
 
 void bind_delta(py::module_& m) {
-  m.def("delta", [](Engine& engine, const std::array<int, 5>& sizes, Address conv, Address mixed, Address decay,
-                    Address beta, Address out, Address state, size_t stride, int blocks, int block_size,
-                    const Batch& batch) {
-    DeltaNet net{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], at<float>(conv)};
+  m.def("delta", [](Engine& engine, const std::array<int, 5>& sizes, int rule, Address conv, Address bias, Address skip,
+                    Address mixed, Address decay, Address beta, Address out, Address state, size_t stride, int blocks,
+                    int block_size, const Batch& batch) {
+    DeltaNet net{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], DeltaRule(rule), at<float>(conv), at<float>(bias),
+                 at<float>(skip)};
     py::gil_scoped_release released;
     delta(engine, net, {at<float>(mixed), at<float>(decay), at<float>(beta), at<float>(out)},
           {at<float>(state), stride, blocks, block_size}, batch);

@@ -41,11 +41,14 @@ const float* before(const Span& span, const States& states) {
   return states.data + size_t(span.block(span.position - 1, states.block_size)) * states.stride;
 }
 
-// Queries, keys and values of one token: convolution, SiLU, queries and keys of length 1, queries scaled.
+// Queries, keys and values of one token: convolution, SiLU, queries and keys of length 1, queries scaled; or as they are.
 void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mixed, const float* state, int token,
          float* out) {
   int channels = net.channels();
-  memset(out, 0, channels * sizeof(float));
+  if (net.bias)
+    memcpy(out, net.bias, channels * sizeof(float));
+  else
+    memset(out, 0, channels * sizeof(float));
   for (int tap = 0; tap < net.taps; tap++) {
     int from = token - (net.taps - 1) + tap;  // a token of this span, or below 0 a row of the state's window
     const float* row = nullptr;
@@ -56,12 +59,13 @@ void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mix
     if (row) isa.add_product(out, row, net.conv + size_t(tap) * channels, channels);
   }
   isa.silu_all(out, channels);
+  if (net.rule == DeltaRule::sum) return;
   for (int h = 0; h < 2 * net.key_heads; h++)
     isa.unit(out + h * net.key, net.key, h < net.key_heads ? 1.0f / sqrtf(float(net.key)) : 1.0f);
 }
 
 // One head of one sequence. Its matrix is copied to scratch row by row, so memory is read in the order of addresses: panels
-// of COLUMNS columns of all keys, one behind the other. Behind them is room for a value and a result.
+// of COLUMNS columns of all keys, one behind the other. Behind them is room for a value, a result and a number for each key.
 struct Head {
   const DeltaNet& net;
   const Span& span;
@@ -101,14 +105,23 @@ struct Head {
   }
 
   void token(const Isa& isa, const DeltaTokens& rows, const float* mixed, int panel, int t) const {
-    float *value = row(panels(), 0), *out = value + COLUMNS;
+    float *value = row(panels(), 0), *out = value + COLUMNS, *keep = out + COLUMNS;
     int keys = net.key_heads * net.key, key = head / (net.value_heads / net.key_heads) * net.key;
     const float* of_token = mixed + size_t(span.first + t) * net.channels();
     size_t at = size_t(span.first + t) * net.value_heads + head;
     memset(value, 0, COLUMNS * sizeof(float));
     memcpy(value, of_token + 2 * keys + head * net.value + panel * COLUMNS, columns(panel) * sizeof(float));
-    isa.delta_token(row(panel, 0), net.key, of_token + key, of_token + keys + key, value, expf(rows.decay[at]),
-                    rows.beta[at], out);
+    const float *q = of_token + key, *k = q + keys;
+    if (net.rule == DeltaRule::channel) {
+      memcpy(keep, rows.decay + at * net.key, net.key * sizeof(float));
+      isa.exp_all(keep, 0.0f, net.key);
+      isa.delta_channels(row(panel, 0), net.key, q, k, value, keep, rows.beta[at], out);
+    } else if (net.rule == DeltaRule::sum) {
+      isa.delta_sum(row(panel, 0), net.key, q, k, value, expf(rows.decay[at]), rows.beta[at], out);
+    } else {
+      isa.delta_token(row(panel, 0), net.key, q, k, value, expf(rows.decay[at]), rows.beta[at], out);
+    }
+    if (net.skip) isa.add_scaled(out, out, value, net.skip[head], COLUMNS);
     memcpy(rows.out + at * net.value + panel * COLUMNS, out, columns(panel) * sizeof(float));
   }
 };
@@ -148,7 +161,7 @@ void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const S
     const Span& span = spans[span_of_token[t]];
     mix(*engine.isa, net, span, rows.mixed, before(span, states), t - span.first, mixed + t * channels);
   });
-  engine.reserve((size_t(ceil_div(net.value, COLUMNS)) * net.key + 2) * COLUMNS * sizeof(float));
+  engine.reserve(((size_t(ceil_div(net.value, COLUMNS)) * net.key + 2) * COLUMNS + net.key) * sizeof(float));
   engine.pool.run(batch.sequences * net.value_heads, [&](int index, int worker) {
     const Span& span = spans[index / net.value_heads];
     if (!span.count) return;

@@ -1,4 +1,4 @@
-// Inner loops of the gated delta rule (delta.h), the same text for every instruction set. Sums over keys ascend.
+// Inner loops of the rules that move states (delta.h), the same text for every instruction set. Sums over keys ascend.
 #pragma once
 #include "loops.h"
 
@@ -30,6 +30,42 @@ void delta_token(float* state, int rows, const float* q, const float* k, const f
       for (int j = 0; j < N; j++) said[j] += load(row + j * LANES) * k[i];
     for (int j = 0; j < N; j++) added[j] = (load(v + c + j * LANES) - said[j] * keep) * share;
     row = state + c;
+    for (int i = 0; i < rows; i++, row += PANEL)
+      for (int j = 0; j < N; j++) {
+        f32v kept = load(row + j * LANES) * keep + added[j] * k[i];
+        store(row + j * LANES, kept);
+        read[j] += kept * q[i];
+      }
+    for (int j = 0; j < N; j++) store(out + c + j * LANES, read[j]);
+  }
+}
+
+void delta_channels(float* state, int rows, const float* q, const float* k, const float* v, const float* keep, float share,
+                    float* out) {
+  constexpr int N = 4;
+  for (int c = 0; c < PANEL; c += N * LANES) {
+    f32v said[N] = {}, read[N] = {}, added[N];
+    float* row = state + c;
+    for (int i = 0; i < rows; i++, row += PANEL)
+      for (int j = 0; j < N; j++) said[j] += load(row + j * LANES) * (k[i] * keep[i]);
+    for (int j = 0; j < N; j++) added[j] = (load(v + c + j * LANES) - said[j]) * share;
+    row = state + c;
+    for (int i = 0; i < rows; i++, row += PANEL)
+      for (int j = 0; j < N; j++) {
+        f32v kept = load(row + j * LANES) * keep[i] + added[j] * k[i];
+        store(row + j * LANES, kept);
+        read[j] += kept * q[i];
+      }
+    for (int j = 0; j < N; j++) store(out + c + j * LANES, read[j]);
+  }
+}
+
+void delta_sum(float* state, int rows, const float* q, const float* k, const float* v, float keep, float share, float* out) {
+  constexpr int N = 4;
+  for (int c = 0; c < PANEL; c += N * LANES) {
+    f32v read[N] = {}, added[N];
+    for (int j = 0; j < N; j++) added[j] = load(v + c + j * LANES) * share;
+    float* row = state + c;
     for (int i = 0; i < rows; i++, row += PANEL)
       for (int j = 0; j < N; j++) {
         f32v kept = load(row + j * LANES) * keep + added[j] * k[i];

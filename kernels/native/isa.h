@@ -57,10 +57,11 @@ struct TilesSoftmax {
 };
 
 // How an FFN joins gate and up: silu(gate) * up; if clamped, gate * sigmoid(alpha * gate) * (up + 1), where the gate is at
-// most `limit` and up is within it on both sides (gpt-oss).
+// most `limit` and up is within it on both sides (gpt-oss), or, if bounded too, silu(gate) * up within the same limits.
 struct Gating {
   bool clamped = false;
   float limit = 0, alpha = 1;
+  bool bounded = false;
 };
 
 template <class E>
@@ -142,6 +143,11 @@ struct Isa {
   // of itself, a share of the difference is added along k, and q reads it into out.
   void (*delta_token)(float* state, int rows, const float* q, const float* k, const float* v, float keep, float share,
                       float* out);
+  // The same where each row keeps a part of its own; and where a share of v itself is added along k.
+  void (*delta_channels)(float* state, int rows, const float* q, const float* k, const float* v, const float* keep,
+                         float share, float* out);
+  void (*delta_sum)(float* state, int rows, const float* q, const float* k, const float* v, float keep, float share,
+                    float* out);
   void (*enter)();  // before a thread's first product of an op: sets up wide registers
   void (*leave)();  // after its last: gives them back
   // Units of compact weights (compact.h), to and fro; null where expansion would be slower than reading whole weights.

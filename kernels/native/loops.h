@@ -43,9 +43,10 @@ void clamped_swiglu(const float* sum, int rows, const Gating& g, E* out, size_t 
     for (int c = 0; c < 32; c += LANES) {
       const float* at = sum + c / 16 * 32 + c % 16;
       f32v gate = load(at), up = load(at + 16);
+      if (g.bounded) gate = silu(gate);
       gate = gate > most ? most : gate;
       up = up > most ? most : up < least ? least : up;
-      store(out + c, gate / (exp_lanes(gate * -g.alpha) + 1.0f) * (up + 1.0f));
+      store(out + c, g.bounded ? gate * up : gate / (exp_lanes(gate * -g.alpha) + 1.0f) * (up + 1.0f));
     }
   }
 }

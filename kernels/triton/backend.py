@@ -90,7 +90,7 @@ class TritonBackend(Reference):
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
-        if shape.gating.gelu and not int8:
+        if (shape.gating.gelu or shape.gating.bounded) and not int8:
             return super().empty_experts(shape)
         if int8:
             group = whole_rows(shape.hidden, shape.inner)
@@ -104,7 +104,7 @@ class TritonBackend(Reference):
         return replace(self._coded(shape, 4, groups), int4=groups)
 
     def _coded(self, shape: ExpertShape, bits: int, groups: Groups) -> PackedExperts:
-        if shape.gating.gelu:
+        if shape.gating.gelu or shape.gating.bounded:
             raise ConfigError(
                 f"device {self.device}: experts with GELU are kept in 16 or 32 bits, not in {bits}"
             )
@@ -182,7 +182,7 @@ class TritonBackend(Reference):
         out_RH: Tensor,
         add: bool,
     ) -> None:
-        if experts.gating.gelu:
+        if experts.gating.gelu or experts.gating.bounded:
             self.fallbacks.record_fallback("expert_ffn", "GELU")
             super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return

@@ -1,5 +1,6 @@
 """Text models of checkpoints with a vision part, which transformers has no class for alone."""
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -24,6 +25,47 @@ VISION = {
 }  # fmt: skip
 
 
+STEP = {
+    "vocab_size": 211, "hidden_size": 40, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 24, "n_routed_experts": 7,
+    "num_experts_per_tok": 3, "max_position_embeddings": 256, "share_expert_dim": 32, "initializer_range": 0.15,
+    "sliding_window": 5, "pad_token_id": 0,
+}  # fmt: skip
+STEPS = {
+    "lists": {
+        **STEP, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "num_sliding_attention_heads": 6, "rope_theta": [5e6, 1e4, 1e4, 5e6], "moe_router_scaling_factor": 2.5,
+        "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5], "moe_layers_enum": "1,2,3",
+        "swiglu_limits": [0, 0, 0.02, 0.02], "swiglu_limits_shared": [0, 0.02, 0, 0.05],
+    },
+    "one-group": {
+        **STEP, "num_key_value_heads": 1, "num_hidden_layers": 3, "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "num_attention_heads": 5, "attention_bias": True, "layer_types": ["sliding_attention"] * 3,
+    },
+}  # fmt: skip
+STEP_VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+    "image_size": 28,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step3p7(name, tmp_path):
+    import transformers
+
+    torch.manual_seed(5)
+    made = transformers.Step3p7Config(text_config=STEPS[name], vision_config=STEP_VISION)
+    model = transformers.Step3p7ForConditionalGeneration(made).eval()
+    with torch.no_grad():
+        for key, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if key.endswith(("norm.weight", "bias")):
+                tensor.add_(torch.randn_like(tensor) * 0.2)
+    check(model, tmp_path)
+
+
 def test_qwen3_vl(tmp_path):
     """As it is published: experts' matrices have inputs first."""
     import transformers
@@ -31,14 +73,20 @@ def test_qwen3_vl(tmp_path):
     torch.manual_seed(3)
     made = transformers.Qwen3VLMoeConfig(text_config=TEXT, vision_config=VISION)
     model = transformers.Qwen3VLMoeForConditionalGeneration(made).eval()
+    check(model, tmp_path, turned=True)
+
+
+def check(model, folder, turned=False):
+    """Tokens of two topologies, and log-probabilities."""
     model.set_attn_implementation("eager")
-    model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    turned = {n: x.transpose(1, 2).contiguous() if ".experts." in n else x for n, x in stored.items()}
-    assert turned["model.language_model.layers.0.mlp.experts.down_proj"].shape == (7, 24, 40)
-    save_file(turned, tmp_path / "model.safetensors")
+    model.save_pretrained(folder)
+    if turned:
+        stored = load_file(folder / "model.safetensors")
+        made = {n: x.transpose(1, 2).contiguous() if ".experts." in n else x for n, x in stored.items()}
+        assert made["model.language_model.layers.0.mlp.experts.down_proj"].shape == (7, 24, 40)
+        save_file(made, folder / "model.safetensors")
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
-    source = ModelSource(str(tmp_path), "vl")
+    source = ModelSource(str(folder), "beside")
     asked = requests(prompts(), params)
     guessed = collect(drive(colocated(source, config()), asked))
     wanted = [greedy.continued(model, p, NEW, g) for p, g in zip(prompts(), guessed, strict=True)]

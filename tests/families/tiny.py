@@ -5,6 +5,7 @@ Norms and biases are random too: transformers starts them at one and zero, where
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,11 @@ NEXT_ALL_MOE = {
 }  # fmt: skip
 NEXT = {**NEXT_ALL_MOE, "intermediate_size": 80}
 LOCAL = {**SIZES, "intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 2}
+KIMI = {
+    **MLA, "q_lora_rank": None, "num_key_value_heads": 4, "linear_head_dim": 12, "linear_num_heads": 4,
+    "num_local_experts": 8,
+}  # fmt: skip
+MAMBA = {"shared_intermediate_size": 32, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 14}
 OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 
 # name -> (transformers class, config fields)
@@ -217,6 +223,26 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "use_expert_bias": False, "norm_topk_prob": False, "tie_word_embeddings": False,
          "layer_types": ["full_attention", "conv", "conv"]},
     ),
+    "kimi-linear": ("KimiLinear", {**KIMI, "num_hidden_layers": 5, "n_group": 2, "topk_group": 1}),
+    "kimi-linear-odd": (
+        "KimiLinear",
+        {**KIMI, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "linear_num_heads": 3,
+         "linear_head_dim": 10, "linear_conv_kernel_dim": 3, "q_lora_rank": 28, "num_attention_heads": 3,
+         "num_key_value_heads": 3, "norm_topk_prob": False, "n_shared_experts": 2,
+         "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {**LOCAL, **MAMBA, "num_hidden_layers": 4, "residual_multiplier": 0.35, "attention_multiplier": 0.2,
+         "embedding_multiplier": 3.0, "logits_scaling": 2.0, "tie_word_embeddings": True,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]},
+    ),
+    "granite4-odd": (
+        "GraniteMoeHybrid",
+        {**LOCAL, **MAMBA, **ONE_GROUP, "mamba_n_heads": 6, "mamba_d_head": 24, "mamba_expand": 3, "mamba_n_groups": 3,
+         "mamba_d_state": 10, "mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope",
+         "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    ),
     "gemma4": (
         "Gemma4",
         {**GEMMA, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "attention_k_eq_v": True,
@@ -323,4 +349,17 @@ def build(name: str, folder: Path) -> Path:
             elif tensor.dim() == 1 and "inv_freq" not in key:
                 tensor.mul_(1 + torch.randn_like(tensor) * 0.2)
     model.save_pretrained(folder)
+    if family == "KimiLinear":
+        _put_dense_back(folder / "model.safetensors")
     return folder
+
+
+def _put_dense_back(path: Path) -> None:
+    """Published checkpoints have dense FFNs under `mlp`; transformers reads both and writes them as experts."""
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(path)
+    dense = re.compile(r"(layers\.\d+\.)block_sparse_moe(\.(?:gate|up|down)_proj\.)")
+    save_file(
+        {dense.sub(r"\1mlp\2", name): tensor for name, tensor in stored.items()}, path, {"format": "pt"}
+    )

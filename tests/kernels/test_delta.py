@@ -1,6 +1,7 @@
-"""The gated delta rule: whole segments against single tokens, and any cutting of a sequence against any other."""
+"""Rules that move states: whole segments against single tokens, and any cutting of a sequence against any other."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.kernels.cache import StateShape
-from afserve.kernels.delta import LONGEST, DeltaLayer, DeltaRows, DeltaShape, segment, step
+from afserve.kernels.delta import LONGEST, DeltaLayer, DeltaRows, DeltaShape, Rule, segment, step
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
 from tests.kernels.conftest import SETS, native
@@ -17,6 +18,7 @@ SHAPE = DeltaShape(key_heads=2, value_heads=4, key=12, value=20, taps=4)
 BLOCK, BLOCKS = 8, 24
 TRUTH = open_ops("cpu", 1, "torch")
 EVERY = pytest.mark.parametrize("name", ["torch", *SETS])
+RULES = pytest.mark.parametrize("rule", ["head", "channel", "sum"])
 
 
 @functools.cache
@@ -25,27 +27,38 @@ def backend(name: str) -> Ops:
     return TRUTH if name == "torch" else native(name, 2)
 
 
-def rows_of(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> DeltaRows:
+def rows_of(
+    tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32, shape: DeltaShape = SHAPE
+) -> DeltaRows:
     g = torch.Generator().manual_seed(seed)
     return DeltaRows(
-        torch.randn(tokens, SHAPE.channels, generator=g).to(dtype),
-        -torch.rand(tokens, SHAPE.value_heads, generator=g) * 0.2,
-        torch.rand(tokens, SHAPE.value_heads, generator=g),
+        torch.randn(tokens, shape.channels, generator=g).to(dtype),
+        -torch.rand(tokens, shape.decays, generator=g) * 0.2,
+        torch.rand(tokens, shape.value_heads, generator=g),
     )
 
 
-def layer_of(seed: int = 5) -> DeltaLayer:
+def layer_of(seed: int = 5, shape: DeltaShape = SHAPE) -> DeltaLayer:
+    """That of a sum has all that a layer may have."""
     g = torch.Generator().manual_seed(seed)
-    return DeltaLayer(SHAPE, torch.randn(SHAPE.taps, SHAPE.channels, generator=g))
+    taps = torch.randn(shape.taps, shape.channels, generator=g)
+    if shape.rule != "sum":
+        return DeltaLayer(shape, taps)
+    more = torch.randn(shape.channels, generator=g), torch.randn(shape.value_heads, generator=g)
+    return DeltaLayer(shape, taps * 0.3, *more)
+
+
+def shape_of(rule: Rule) -> DeltaShape:
+    return replace(SHAPE, rule=rule)
 
 
 def part(rows: DeltaRows, start: int, end: int) -> DeltaRows:
-    return DeltaRows(rows.mixed_TC[start:end], rows.decay_TV[start:end], rows.beta_TV[start:end])
+    return DeltaRows(rows.mixed_TC[start:end], rows.decay_TE[start:end], rows.beta_TV[start:end])
 
 
 def joined(parts: list[DeltaRows]) -> DeltaRows:
     return DeltaRows(
-        *(torch.cat(x) for x in zip(*((p.mixed_TC, p.decay_TV, p.beta_TV) for p in parts), strict=True))
+        *(torch.cat(x) for x in zip(*((p.mixed_TC, p.decay_TE, p.beta_TV) for p in parts), strict=True))
     )
 
 
@@ -70,6 +83,7 @@ def opened(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return cache.fill_(float("nan"))
 
 
+@RULES
 @given(
     st.integers(1, LONGEST),
     st.integers(1, 3),
@@ -79,7 +93,7 @@ def opened(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_segment_is_as_many_steps(tokens, heads, key, value, decay, seed):
+def test_a_segment_is_as_many_steps(rule, tokens, heads, key, value, decay, seed):
     g = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
@@ -87,11 +101,18 @@ def test_a_segment_is_as_many_steps(tokens, heads, key, value, decay, seed):
 
     q, k = (torch.nn.functional.normalize(drawn(heads, tokens, key), dim=-1) for _ in "qk")
     v, state = drawn(heads, tokens, value), drawn(heads, key, value)
-    decays, beta = -drawn(heads, tokens).abs() * decay, drawn(heads, tokens).sigmoid()
-    out, left = segment(q, k, v, decays, beta, state)
+    decays = -drawn(heads, tokens, key if rule == "channel" else 1).abs() * decay
+    beta = drawn(heads, tokens).sigmoid()
+    out, left = segment(q, k, v, decays, beta, state, rule)
     for t in range(tokens):
         wanted, state = step(
-            q[None, :, t], k[None, :, t], v[None, :, t], decays[None, :, t], beta[None, :, t], state[None]
+            q[None, :, t],
+            k[None, :, t],
+            v[None, :, t],
+            decays[None, :, t],
+            beta[None, :, t],
+            state[None],
+            rule,
         )
         state = state[0]
         torch.testing.assert_close(out[:, t], wanted[0], atol=1e-9, rtol=1e-9)
@@ -113,7 +134,7 @@ def test_against_transformers(name, taps):
     q, k, v = mixed.split(shape.widths, 1)
     wanted, _ = torch_chunk_gated_delta_rule(
         q.view(1, tokens, -1, shape.key), k.view(1, tokens, -1, shape.key), v.view(1, tokens, -1, shape.value),
-        g=rows.decay_TV[None], beta=rows.beta_TV[None], use_qk_l2norm_in_kernel=True,
+        g=rows.decay_TE[None], beta=rows.beta_TV[None], use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
     ops = backend(name)
     cache = ops.open_cache([StateShape(shape.numbers)], 3, BLOCK, torch.float32).layers[0][0]
@@ -125,6 +146,7 @@ def test_against_transformers(name, taps):
 
 
 @pytest.mark.slow
+@RULES
 @EVERY
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=8),
@@ -132,13 +154,14 @@ def test_against_transformers(name, taps):
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=10, deadline=None)
-def test_any_cutting_reads_and_leaves_the_same(name, counts, block, dtype):
+def test_any_cutting_reads_and_leaves_the_same(name, rule, counts, block, dtype):
     """Chunks of any sizes against the reference's single tokens: every output, and the state of every block that is
     reached. A second sequence stands beside it in each batch. The native library gives the same bits for all."""
     ops, tokens = backend(name), min(sum(counts), 40)
     most = -(-40 // block)
     mine, other = list(range(1, 1 + most)), list(range(1 + most, 1 + 2 * most))
-    rows, layer = rows_of(tokens, dtype=dtype), layer_of()
+    of_rule = shape_of(rule)
+    rows, layer = rows_of(tokens, dtype=dtype, shape=of_rule), layer_of(shape=of_rule)
     shape = StateShape(SHAPE.numbers)
 
     def opened():
@@ -193,16 +216,11 @@ def test_a_batch_of_everything(name):
     torch.testing.assert_close(cache, alone, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
-def test_heads_wider_than_a_task():
+@RULES
+def test_heads_wider_than_a_task(rule):
     """More columns than 64, no multiple of it, with as many keys as no vector has."""
-    shape = DeltaShape(1, 2, 7, 150, 3)
-    g, tokens = torch.Generator().manual_seed(3), 30
-    layer = DeltaLayer(shape, torch.randn(shape.taps, shape.channels, generator=g))
-    rows = DeltaRows(
-        torch.randn(tokens, shape.channels, generator=g),
-        -torch.rand(tokens, 2, generator=g),
-        torch.rand(tokens, 2, generator=g),
-    )
+    shape, tokens = DeltaShape(1, 2, 7, 150, 3, rule), 30
+    layer, rows = layer_of(3, shape), rows_of(tokens, 3, shape=shape)
     outs = []
     for ops in (TRUTH, native("", 2)):
         cache = ops.open_cache([StateShape(shape.numbers)], 5, BLOCK, torch.float32).layers[0][0]

@@ -16,6 +16,7 @@ SHAPES = [(4, 64, 32), (5, 100, 40), (3, 33, 17), (2, 128, 96)]
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]
 CLAMPED = Gating(1.0, 1.702)
+BOUNDED = Gating(0.3, bounded=True)
 
 
 def weights(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,9 @@ def test_expert_ffn_is_close_to_float64(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kept", ["whole", "int8", "int4"])
-@pytest.mark.parametrize(("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED)])
+@pytest.mark.parametrize(
+    ("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED), (False, BOUNDED)]
+)
 def test_biases_and_a_clamped_swiglu(
     ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kept: str, bias: bool, gating: Gating
 ) -> None:

@@ -122,11 +122,31 @@ CONFIGS = {
         **COMMON, "num_experts": 12, "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.5,
         "norm_eps": 1e-5, "conv_L_cache": 3, "layer_types": ["conv", "full_attention", "conv"],
     },
+    "kimi_linear": {
+        **COMMON, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16,
+        "num_experts": 12, "num_experts_per_token": 3, "moe_intermediate_size": 24, "num_shared_experts": 1,
+        "num_expert_group": 1, "routed_scaling_factor": 2.446, "first_k_dense_replace": 1, "model_max_length": 256,
+        "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2], "head_dim": 8, "num_heads": 4,
+                               "short_conv_kernel_size": 4},
+    },
+    "granitemoehybrid": {
+        **COMMON, "num_local_experts": 12, "attention_multiplier": 0.2, "residual_multiplier": 0.3,
+        "embedding_multiplier": 12.0, "logits_scaling": 6.0, "shared_intermediate_size": 32, "mamba_n_heads": 8,
+        "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 12, "mamba_d_conv": 4, "mamba_expand": 2,
+        "layer_types": ["mamba", "attention", "mamba"],
+    },
     "gemma4_text": {
         **COMMON, "head_dim": 16, "global_head_dim": 20, "num_experts": 12, "moe_intermediate_size": 24,
         "top_k_experts": 3, "sliding_window": 20, "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,
         "enable_moe_block": True, "hidden_size_per_layer_input": 0,
     },
+    "step3p7": {"text_config": {
+        **COMMON, "head_dim": 16, "n_routed_experts": 12, "moe_intermediate_size": 24, "share_expert_dim": 32,
+        "sliding_window": 20, "num_sliding_attention_heads": 6, "moe_router_scaling_factor": 3.0,
+        "swiglu_limits": [0, 0, 7.0], "swiglu_limits_shared": [0, 16.0, 0],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }},
     "mimo_v2_flash": {
         **COMMON, "head_dim": 16, "v_head_dim": 12, "n_routed_experts": 12, "moe_intermediate_size": 24,
         "sliding_window_size": 20, "swa_num_key_value_heads": 4, "swa_rope_theta": 1e4, "partial_rotary_factor": 0.5,

@@ -7,7 +7,7 @@ from afserve.families.pattern.family import Family, beside_vision
 from afserve.families.pattern.naming import PREDICTOR_APART, Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import gated_shared, sparse_steps, stack
-from afserve.families.reading.layers import FULL, by_type
+from afserve.families.reading.layers import FULL, LINEAR, by_type
 from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec, MoeSpec
 
 
@@ -25,7 +25,7 @@ def _with(fields: ConfigFields, moe: MoeSpec) -> tuple[LayerSpec, ...]:
         raise fields.refuse("attn_output_gate", "is not true")
     bias, every = fields.flag("attention_bias", False), fields.integer("full_attention_interval", default=4)
     full = gqa(fields, theta=10000.0, partial=0.25, qk_norm="head", bias=bias)
-    each = {"linear_attention": _delta(fields), FULL: replace(full, gate=GateSpec("query"))}
+    each = {LINEAR: _delta(fields), FULL: replace(full, gate=GateSpec("query"))}
     return stack(fields, by_type(fields, each, every=every), moe, sparse_steps(fields))
 
 

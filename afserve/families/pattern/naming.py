@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 Names = tuple[str, str, str]
 _PARTS = ("gate_proj", "up_proj", "down_proj")
-ROUTED = (".experts.", ".block_sparse_moe.input_linear.", ".block_sparse_moe.output_linear.", "_exps.")
+ROUTED = (
+    ".experts.",
+    ".block_sparse_moe.input_linear.",
+    ".block_sparse_moe.output_linear.",
+    ".moe.gate_proj.",
+    ".moe.up_proj.",
+    ".moe.down_proj.",
+    "_exps.",
+)
 """What names of routed experts' tensors have in them: expert nodes read those, attention nodes all others."""
 
 
@@ -73,6 +81,7 @@ class Naming:
     correction_sometimes: bool = False  # a checkpoint without it has zeros
     dense_ffn: str = "mlp"
     dense_parts: Names = _PARTS
+    shared_parts: Names = _PARTS  # of the same name twice both are one tensor, gate first
     attention: str = "self_attn"
     linear: str = "linear_attn"
     linear_parts: bool = False  # a gated delta net has a tensor for each of its projections
@@ -136,7 +145,7 @@ class Naming:
         return _weights(self.layer(layer, self.dense_ffn), self.dense_parts)
 
     def shared_expert(self, layer: int) -> Names:
-        return _weights(self.in_moe(layer, self.shared), _PARTS)
+        return _weights(self.in_moe(layer, self.shared), self.shared_parts)
 
 
 def bias_of(weight: str) -> str:

@@ -10,7 +10,6 @@ from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
 TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
-CLAMPED_SWIGLU = "clamped_swiglu"
 
 
 def routed(
@@ -77,6 +76,17 @@ def sparse_layers(fields: ConfigFields, default: int) -> Collection[int]:
         return dense_then_moe(fields, default)
     types = layer_types(fields, "dense", "sparse", field="mlp_layer_types")
     return frozenset(layer for layer, name in enumerate(types) if name == "sparse")
+
+
+def enumerated_layers(fields: ConfigFields) -> tuple[int, ...]:
+    """Step-3's list of layers, as text with commas or as numbers."""
+    value = fields.config["moe_layers_enum"]
+    if not isinstance(value, str):
+        return fields.integers("moe_layers_enum", LAYER_COUNT, MOST_LAYERS)
+    parts = [part.strip() for part in value.split(",", MOST_LAYERS + 1) if part.strip()]
+    if not all(part.isdecimal() and len(part) < 6 for part in parts):
+        raise fields.refuse("moe_layers_enum", "is not a list of layers with commas between")
+    return tuple(map(int, parts))
 
 
 def sparse_steps(fields: ConfigFields) -> frozenset[int]:

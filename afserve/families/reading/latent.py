@@ -6,7 +6,7 @@ from dataclasses import replace
 from afserve.config_json import ConfigFields
 from afserve.families.reading.layers import layer_types
 from afserve.families.reading.rope import rope
-from afserve.spec_parts import AttentionSpec, IndexerSpec
+from afserve.spec_parts import AttentionSpec, IndexerSpec, RopeSpec
 
 
 def latent(fields: ConfigFields) -> AttentionSpec:
@@ -38,6 +38,13 @@ def mla(fields: ConfigFields, *, interleaved: bool | None = None) -> AttentionSp
         raise fields.refuse("qk_rope_head_dim", "is odd; rotary embedding turns pairs")
     pairs = fields.flag("rope_interleave", True) if interleaved is None else interleaved
     return replace(made, rope=rope(fields, made.rope_dim, pairs, 10000.0), qkv_bias=bias, out_bias=bias)
+
+
+def still(fields: ConfigFields) -> AttentionSpec:
+    """The same without a rotary embedding: what would be turned has an angle of 0."""
+    made, bias = latent(fields), fields.flag("attention_bias", False)
+    none = RopeSpec("proportional", 1.0, made.rope_dim, False, partial=0.0)
+    return replace(made, rope=none, qkv_bias=bias, out_bias=bias)
 
 
 def indexed(fields: ConfigFields, *, interleaved: bool) -> tuple[AttentionSpec, ...]:

@@ -7,7 +7,7 @@ from afserve.config_json import ConfigFields
 from afserve.config_ranges import MOST_LAYERS, Range
 from afserve.spec_parts import AttentionSpec
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def by_type(
@@ -41,6 +41,14 @@ def layer_types(
 def narrow_ones_turn(turned: AttentionSpec, window: int | None) -> dict[str, AttentionSpec]:
     """By type: layers with windows turn heads, full ones do not."""
     return {SLIDING: replace(turned, window=window), FULL: replace(turned, rope=None)}
+
+
+def layer_numbers(fields: ConfigFields, name: str, each: Range) -> tuple[float, ...]:
+    """A number for each layer; empty where config.json has no such field."""
+    layers, found = fields.integer("num_hidden_layers"), fields.reals(name, each, MOST_LAYERS)
+    if found and len(found) != layers:
+        raise fields.refuse(name, f"is not a number for each layer of num_hidden_layers {layers}")
+    return found
 
 
 def layer_marks(fields: ConfigFields, name: str) -> tuple[int, ...]:

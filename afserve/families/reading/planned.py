@@ -10,6 +10,7 @@ from dataclasses import replace
 from afserve.config_json import Config, ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.errors import UserError
+from afserve.families.reading.ffn import enumerated_layers
 from afserve.families.reading.latent import indexer, latent
 from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, LayerSpec, MoeSpec
 
@@ -96,7 +97,7 @@ def _moe_layers(fields: ConfigFields, count: int) -> frozenset[int]:
 
 def _named_moe_layers(fields: ConfigFields, count: int) -> Iterator[int]:
     if fields.has("moe_layers_enum"):
-        yield from _enumerated(fields)
+        yield from enumerated_layers(fields)
         return
     step = fields.optional("interleave_moe_layer_step")
     if step:
@@ -109,17 +110,6 @@ def _named_moe_layers(fields: ConfigFields, count: int) -> Iterator[int]:
     dense = frozenset(fields.integers("mlp_only_layers", LAYER_COUNT, MOST_LAYERS))
     first = fields.optional("first_k_dense_replace") or 0
     yield from (layer for layer in range(first, count) if layer not in dense)
-
-
-def _enumerated(fields: ConfigFields) -> tuple[int, ...]:
-    """Step-3's list of layers, as text with commas or as numbers."""
-    value = fields.config["moe_layers_enum"]
-    if not isinstance(value, str):
-        return fields.integers("moe_layers_enum", LAYER_COUNT, MOST_LAYERS)
-    parts = [part.strip() for part in value.split(",", MOST_LAYERS + 1) if part.strip()]
-    if not all(part.isdecimal() and len(part) < 6 for part in parts):
-        raise fields.refuse("moe_layers_enum", "is not a list of layers with commas between")
-    return tuple(map(int, parts))
 
 
 def _attention(fields: ConfigFields, count: int) -> list[AttentionSpec]:

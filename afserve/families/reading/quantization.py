@@ -45,12 +45,19 @@ def read_quantization(fields: ConfigFields) -> tuple[Block | None, Quantization 
 def _gguf(quant: ConfigFields) -> Quantization:
     """`experts` is how all of them are stored, if that is one way whose codes any backend may multiply."""
     experts = quant.config.get("experts")
-    expert_bits, map_bits = (quant.number(name, default=16.0) for name in ("expert_bits", "map_bits"))
+    made = Quantization(
+        "mixed",
+        16,
+        gguf=True,
+        expert_bits=quant.number("expert_bits", default=16.0),
+        map_bits=quant.number("map_bits", default=16.0),
+        embedding_bits=quant.number("embedding_bits", default=16.0),
+    )
     for layout in ("mxfp4", "q4_0"):
         if experts == layout:
-            return Quantization(layout, 4, 32, gguf=True, expert_bits=expert_bits, map_bits=map_bits)
+            return replace(made, layout=layout, bits=4, group=32)
     quant.known_only("experts", "mixed")
-    return Quantization("mixed", 16, gguf=True, expert_bits=expert_bits, map_bits=map_bits)
+    return made
 
 
 def _fp8_block(fields: ConfigFields, quant: ConfigFields) -> Block:

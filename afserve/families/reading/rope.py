@@ -81,8 +81,7 @@ def of_type(fields: ConfigFields, name: str) -> ConfigFields:
     inner = fields.inner(fields.section("rope_parameters"), "rope_parameters")
     if not isinstance(inner.config.get(name), dict):
         return fields
-    view = {**fields.config, "rope_parameters": inner.section(name)}
-    return ConfigFields(view, fields.where, fields.refusal, fields.called)
+    return fields.view({"rope_parameters": inner.section(name)})
 
 
 def _longrope(fields: ConfigFields, inner: ConfigFields, rope: RopeSpec) -> RopeSpec:

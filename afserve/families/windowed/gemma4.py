@@ -44,8 +44,7 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     listed = fields.inner(fields.section("per_layer_config"), "per_layer_config").section(
         str(types.index(FULL))
     )
-    values, called = {**fields.config, **own, **listed}, {**fields.called, **_OF_FULL}
-    view = ConfigFields(values, fields.where, fields.refusal, called)
+    view = fields.view({**own, **listed}, _OF_FULL)
     narrow = replace(_of(fields, SLIDING), window=fields.integer("sliding_window", default=512))
     each = {SLIDING: narrow, FULL: replace(_of(view, FULL), value_of_key=of_key)}
     return [each[name] for name in types]

@@ -6,9 +6,9 @@ from afserve.config_json import ConfigFields
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
-from afserve.families.reading.ffn import CLAMPED_SWIGLU, activation, routed, stack
+from afserve.families.reading.ffn import activation, routed, stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type
-from afserve.spec_parts import LayerSpec
+from afserve.spec_parts import CLAMPED_SWIGLU, LayerSpec
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:

@@ -4,12 +4,12 @@ none."""
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import LAYER_THETA, MOST_LAYERS
+from afserve.config_ranges import LAYER_THETA
 from afserve.families.grouped import granitemoe
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import StackedNames
 from afserve.families.reading.ffn import stack
-from afserve.families.reading.layers import FULL, SLIDING, by_type
+from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_numbers
 from afserve.spec_parts import LayerSpec
 
 
@@ -19,11 +19,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     each = {FULL: full, SLIDING: replace(full, window=fields.integer("sliding_window", default=128))}
     layers, rope = fields.integer("num_hidden_layers"), full.rope
     attention = by_type(fields, each, [SLIDING if layer % 4 else FULL for layer in range(layers)])
-    thetas = fields.reals("layer_rope_theta", LAYER_THETA, MOST_LAYERS)
-    if thetas and len(thetas) != layers:
-        raise fields.refuse(
-            "layer_rope_theta", f"is not a number for each layer of num_hidden_layers {layers}"
-        )
+    thetas = layer_numbers(fields, "layer_rope_theta", LAYER_THETA)
     turned = [replace(rope, theta=theta) if rope and theta else None for theta in thetas] or [rope] * layers
     attention = [replace(one, rope=turn) for one, turn in zip(attention, turned, strict=True)]
     return stack(fields, attention, granitemoe.experts(fields))

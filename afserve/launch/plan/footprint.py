@@ -7,6 +7,7 @@ from afserve.config import AUTO, ModelSource
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
+from afserve.quantization import Quantization
 from afserve.spec import BYTES, ModelSpec
 
 GIB = 1 << 30
@@ -79,8 +80,8 @@ def role_bytes(
     """Weights of one attention node and of all expert nodes together."""
     size = element_bytes(source, spec)
     how = spec.quantization if expert_dtype == "stored" else None
-    gguf_bits = how.map_bits if how is not None and how.gguf and dense_dtype == "auto" else None
-    own, routed = _own_bytes(spec, size, dense_dtype, gguf_bits), spec.routed_parameters()
+    gguf = how if how is not None and how.gguf and dense_dtype == "auto" else None
+    own, routed = _own_bytes(spec, size, dense_dtype, gguf), spec.routed_parameters()
     if how is not None and how.gguf:
         return own, int(routed * how.expert_bits / 8)
     if expert_dtype in ("fp8", "mxfp4"):
@@ -96,16 +97,17 @@ def role_bytes(
     return own, routed + spec.moe_layers * spec.experts * scales
 
 
-def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: float | None) -> int:
+def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: Quantization | None) -> int:
     """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart.
-    `stored`: bits of a map's weight that stays as it is stored."""
+    `stored`: what says the bits of weights that stay as they are stored."""
     every = spec.attention_parameters()
-    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype, stored)
+    bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype, stored.map_bits if stored else None)
     if bits is None:
         return every * size
     embeddings = spec.vocab_size * spec.hidden
     maps = every - (0 if spec.tied else embeddings)
-    return embeddings * size + int(maps * bits / 8)
+    embedding_bits = stored.embedding_bits if stored else 8.0 * size
+    return int((embeddings * embedding_bits + maps * bits) / 8)
 
 
 def usable(machine: Machine) -> int:

@@ -315,7 +315,7 @@ def delta(truth: Ops) -> Iterator[Case]:
     left = states.clone()
     want = truth.delta(both, layer, left, batch)
     yield case(
-        "delta", (1e-5, 1e-4), conv=layer.conv_WC, sizes=whole, mixed=both.mixed_TC, decay=both.decay_TV,
+        "delta", (1e-5, 1e-4), conv=layer.conv_WC, sizes=whole, mixed=both.mixed_TC, decay=both.decay_TE,
         beta=both.beta_TV, states=states, left=left, want=want, block=test_delta.BLOCK, **integers(batch),
     )  # fmt: skip
 

@@ -219,7 +219,7 @@ void attention(const Case& c, Engine& engine) {
 
 void gated_delta(const Case& c, Engine& engine) {
   const int32_t* n = c.data<int32_t>("sizes");
-  DeltaNet net{n[0], n[1], n[2], n[3], n[4], c.data<float>("conv")};
+  DeltaNet net{n[0], n[1], n[2], n[3], n[4], DeltaRule::head, c.data<float>("conv"), nullptr, nullptr};
   const Tensor &states = c["states"], &mixed = c["mixed"];
   std::vector<float> out(size_t(mixed.size(0)) * net.value_heads * net.value), left(states.as<float>(), states.as<float>() + states.count());
   delta(engine, net, {mixed.as<float>(), c.data<float>("decay"), c.data<float>("beta"), out.data()},

@@ -115,6 +115,8 @@ def test_memory_is_that_of_the_file(both, monkeypatch):
     colocated(source, config())
     maps = sum(size for key, size in sizes.items() if "_exps" not in key and key != "token_embd.weight")
     assert sum(held) == maps
+    embedding = spec.vocab_size * spec.hidden * spec.quantization.embedding_bits / 8
+    assert embedding == sizes["token_embd.weight"]
     slots = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, slots, spec.experts)
     experts = sum(size for key, size in sizes.items() if "_exps" in key)
