@@ -114,6 +114,22 @@ def test_the_same_tokens_as_alone(cluster, source, alone, attention, experts):
     assert [node._port.exchanged for node in nodes.experts] == [steps * layers] * experts
 
 
+def test_a_prepared_step_goes_over_the_same_exchange(cluster, source, alone):
+    """As one whose launches are recorded: where they go is the same from step to step."""
+    nodes, ways = cluster(contiguous(source, 2)), []
+    (link,), (runner,) = nodes.links, [one._runner for one in nodes.fronts[0]._micro_batches]
+    run_step = runner.run_step
+
+    def prepared(step):
+        ways.append(link.prepare(runner.index))
+        return run_step(step)
+
+    runner.run_step = prepared
+    assert nodes.run() == alone
+    assert link.exchanged_steps == len(ways) > 3 and not link.failed_steps
+    assert ways[0] is not None and all(way is ways[0] for way in ways)
+
+
 def test_a_killed_node_whose_experts_stand_elsewhere_costs_one_step_and_no_token(cluster, source, alone):
     """And one in its place is exchanged with again."""
     nodes = cluster(twice(source))
