@@ -49,6 +49,7 @@ def test_an_allotment_stays_within_what_was_guessed_and_what_the_step_has_room_f
     assert lengths == allot(drafts, rows, others, room, prices)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dearer", [("own",), ("shared",), ("own", "shared", "expert")])
 @pytest.mark.parametrize("seed", range(100))
 def test_dearer_rows_never_mean_longer_drafts(seed, dearer):

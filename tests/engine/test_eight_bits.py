@@ -102,6 +102,7 @@ class RowsThroughFp8(Bank):
         self._bank.forward(layer, dequantise(value, scale), slot_RK, weight_RK, out_RH, add)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -107,6 +107,7 @@ def calls(monkeypatch):
     return stopped
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)

@@ -25,6 +25,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(giving_way, "MADE", 8)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)

@@ -54,6 +54,7 @@ def phased(path, name, prefill, decode, experts, **fields):
     return Phased(cluster, prefill, **fields)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_the_colocated_engine(name, shape, tiny_checkpoint, alone):

@@ -62,6 +62,7 @@ def move(sequence, node):
     return blocks
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(("backend", "block_size"), KEPT)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.slow
@@ -90,6 +91,7 @@ def test_a_sequence_goes_on_over_copies_of_its_blocks(name, backend, block_size,
     assert collect(events) == expected(name)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("here", "there", "tokens"), HAND_OVERS)
 @pytest.mark.parametrize("name", FAMILIES)

@@ -80,6 +80,7 @@ class Pair(World):
         assert not any(list(end.node.blocks.held) for end in self.nodes)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("faulty", [0.0, 0.3])
 @pytest.mark.parametrize("name", FAMILIES)

@@ -52,6 +52,7 @@ def asked_again(one, answers):
     return found
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_over_blocks_from_host_memory_are_the_same(name, block_size, node, expected):

@@ -63,6 +63,7 @@ def counts(world):
     return tuple(sum(getattr(one, name) for one in stats) for name in ("split", "split_short", "parts"))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_the_colocated_engine(name, parts, tiny_checkpoint, alone):

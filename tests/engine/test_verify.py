@@ -80,6 +80,7 @@ def same(found, wanted):
         assert found[handle] == answer
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", ["v3", "qwen3", "qwen3-next"])
 @pytest.mark.parametrize("how", ASKED)
 def test_tokens_are_those_without_drafts_in_fewer_steps(name, how, tiny_checkpoint):
