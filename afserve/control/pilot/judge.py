@@ -18,6 +18,9 @@ _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(
     2.0
 )  # that a correction may be from 1: a model that is wrong by more is not mended by a factor
+_LATE, _WORST = 0.004, 0.1  # shares of requests: that may be late in the long run; of a minute, that counts
+_RAISE = 0.4  # of a headroom, for a minute in which all are late
+_LEAST, _MOST = 1.05, 1.4  # headrooms
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 
 
@@ -72,11 +75,25 @@ class Correction:
 
 
 @dataclass(slots=True)
+class Headroom:
+    """How many times a demand pools are sized for: more while requests are late, less while hardly any are. A mean that
+    meets its target leaves every second request beyond it."""
+
+    factor: float = 1.1
+
+    def note_late(self, share: float, minutes: float) -> None:
+        """So many of the requests of so long were late."""
+        self.factor += _RAISE * (min(share, _WORST) - _LATE) * minutes
+        self.factor = min(max(self.factor, _LEAST), _MOST)
+
+
+@dataclass(slots=True)
 class Judge:
-    """The intervals of both times, and how a model has to be corrected."""
+    """The intervals of both times, how a model has to be corrected, and by how much pools are too large on purpose."""
 
     ttft: Interval = field(default_factory=Interval)
     tpot: Interval = field(default_factory=Interval)
     first: Correction = field(default_factory=Correction)
     rest: Correction = field(default_factory=Correction)
     reading: Correction = field(default_factory=Correction)
+    headroom: Headroom = field(default_factory=Headroom)

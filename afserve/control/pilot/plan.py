@@ -44,16 +44,23 @@ class Planner:
 
     def smallest(self, demand: Demand, wanted: TargetTimes | None = None) -> PoolSizes | None:
         """The fewest nodes that meet it; None where nothing inside the limits does. Rates are rounded up by 4 % at
-        most, lengths and what is wanted by 7 % either way."""
+        most; what was found for lengths and times within 7 % is taken again where it is enough."""
         wanted = wanted or self.wanted
         power = math.ceil(math.log(max(demand.rate, 1e-6)) / _RATE - 1e-9)
         others = (demand.prompt, demand.answer, demand.computed, wanted.ttft, wanted.tpot, wanted.busy)
         key = power, *(_power(each) for each in others)
-        if key not in self._known:
+        if not self._knows(key, demand, wanted):
             rounded = replace(demand, rate=math.exp(power * _RATE))
             found = _Search(self.model, self.limits, rounded, wanted).smallest(self._last)
             self._known[key], self._last = found, found or self._last
         return self._known[key]
+
+    def _knows(self, key: tuple[int, ...], demand: Demand, wanted: TargetTimes) -> bool:
+        """Of demands that are as good as equal one may need more than another did."""
+        found = self._known.get(key)
+        if found is None:
+            return key in self._known
+        return self.model.expect(found, demand, wanted).meets(wanted)
 
     def best_effort(self, demand: Demand, wanted: TargetTimes | None = None) -> PoolSizes:
         """The same, or what meets as much of it as can be met within the limits; where no size meets the times at any

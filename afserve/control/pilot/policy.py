@@ -19,23 +19,25 @@ from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
 _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
+_LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
+_KEEPS = 1.12  # times the nodes that are needed: so many a change for more may leave
+_FULL = 0.95  # of all nodes that there may be
+_MINUTE = 60.0
 _KEPT = 20  # advices and outcomes that are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class PilotRules:
-    """Seconds, but for two shares. `gain`: so large a share of all nodes has to be saved at least. `margin`: the share
-    of wanted times that a new size has to reach. `hold`: for so long a smaller size must have been enough, and larger
-    ones are to last. `again`: between two changes for more, at least. `measured`: from when a change is done until its
-    effect is judged. `cost`: device-seconds that each device costs which comes or goes, once more for each second that
-    the last change took."""
+    """Seconds, but for a share. `gain`: so large a share of all nodes has to be saved at least. `hold`: for so long a
+    smaller size must have been enough, and larger ones are to last. `again`: between two changes for more, at least.
+    `measured`: from when a change is done until its effect is judged. `cost`: device-seconds that each device costs
+    which comes or goes, once more for each second that the last change took."""
 
     windows: Windows = field(default_factory=Windows)
     hold: float = _HOLD
     again: float = 60.0
     measured: float = 120.0
     gain: float = 0.04
-    margin: float = 0.85
     deviations: float = 1.0
     cost: float = 5.0
 
@@ -66,7 +68,7 @@ class Policy:
         self._rate, self._lengths = Forecast(self.rules.windows), MeanLengths()
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
-        self._changed = -math.inf
+        self._changed = self._late_noted = -math.inf
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
         self._open: _Open | None = None
@@ -89,17 +91,17 @@ class Policy:
         self._judge(seen)
         if not self._settled(seen) or not (self._lengths.known and self._planner.model.ready):
             return None
-        wanted = self._corrected()
-        aimed = wanted.times(self.rules.margin)
+        wanted, room = self._corrected(), self.judge.headroom.factor
         soon = self._demand(self.rules.again + self._change_seconds)
-        later = self._demand(self.rules.hold)
-        self._plans.append((seen.at, self._planner.best_effort(soon, aimed)))
+        later = self._demand(self.rules.hold).times(room)
+        self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
         while self._plans[0][0] < seen.at - self.rules.hold:
             self._plans.popleft()
-        short = not self._planner.expect(seen.sizes, soon, wanted).meets(wanted)
-        if short:
-            return self._more(seen, soon, later, aimed)
-        return self._fewer(seen, later, aimed)
+        calm = seen.at - self._changed >= self.rules.hold / 2
+        least = soon.times(1 + _LEFT * (room - 1) * calm)
+        if not self._planner.expect(seen.sizes, least, wanted).meets(wanted):
+            return self._more(seen, least, later, wanted)
+        return self._fewer(seen, later, wanted)
 
     def _note(self, seen: Observed) -> None:
         if self._seen and not seen.follows(self._seen[-1]):
@@ -119,6 +121,17 @@ class Policy:
         window = seen.since(self._seen[0])
         if window.seconds >= self.rules.windows.short / 2:
             self._correct(window)
+            self._note_late(seen, window)
+
+    def _note_late(self, seen: Observed, window: SeenWindow) -> None:
+        """Once for each short window. Where nothing can be added, being late says nothing."""
+        load, limits = window.load, self._planner.limits
+        if seen.at - self._late_noted < self.rules.windows.short or not (load.first and load.ended):
+            return
+        self._late_noted = seen.at
+        share = max(load.first_late / load.first, load.rest_late / load.ended)
+        if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
+            self.judge.headroom.note_late(share, self.rules.windows.short / _MINUTE)
 
     def _correct(self, window: SeenWindow) -> None:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
@@ -164,6 +177,9 @@ class Policy:
         if seen.at - self._changed < self.rules.again:
             return None
         new = self._planner.best_effort(later, wanted)
+        both = new.at_least(seen.sizes)  # what is there and may be needed again soon stays
+        if both.total <= _KEEPS * new.total and self._planner.limits.allow(both):
+            new = both
         if not self._better(seen.sizes, new, soon, wanted):
             return None
         return self._advise(seen, new, f"{soon.rate:.3g} requests/s soon would miss their targets")

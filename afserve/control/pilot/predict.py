@@ -10,7 +10,9 @@ from dataclasses import dataclass
 DAY = 86_400.0
 SLOT = 300.0  # of a day that is remembered as one
 _RATIO = 3.0  # that a day remembered may change the rate by, within the horizon
-_TREND_SHARE = 0.5  # of the present rate, that a trend may add or take
+_TREND_SHARE = 0.15  # of the present rate, that a trend may add or take
+_NEWEST = 1 / 3  # of the short window, in which a jump is looked for
+_JUMP, _CHANCE = 1.25, 3.0  # times the rate before, and standard deviations of such parts: more is a jump
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,25 @@ class Forecast:
 
     @property
     def present_rate(self) -> float:
-        """Per second, over the short window."""
-        return self._mean(self._windows.short)
+        """Per second, over the short window; or over its newest part, where the rate has jumped in it."""
+        short = self._windows.short
+        newest, seconds = self._mean(short * _NEWEST)
+        before, _ = self._mean(self._windows.long, short * _NEWEST)
+        chance = _CHANCE * math.sqrt(before / seconds) if seconds else 0.0
+        if before and newest > max(_JUMP * before, before + chance):
+            return newest
+        return self._mean(short)[0]
 
-    def _mean(self, window: float) -> float:
-        since = self._noted[-1][0] - window if self._noted else 0.0
-        parts = [(seconds, came) for at, seconds, came in self._noted if at > since + 1e-9]
+    def _mean(self, window: float, until: float = 0.0) -> tuple[float, float]:
+        """(rate, seconds) of so long, up to so many seconds before now."""
+        last = self._noted[-1][0] if self._noted else 0.0
+        parts = [
+            (seconds, came)
+            for at, seconds, came in self._noted
+            if last - window + 1e-9 < at < last - until + 1e-9
+        ]
         seconds = sum(part[0] for part in parts)
-        return sum(part[1] for part in parts) / seconds if seconds else 0.0
+        return sum(part[1] for part in parts) / seconds if seconds else 0.0, seconds
 
     def _minutes(self) -> list[tuple[float, float]]:
         """(seconds before now, rate) of each short window of the long one, the newest first."""

@@ -103,10 +103,6 @@ class TargetTimes:
     late: float = 0.01
     busy: float = 0.85
 
-    def times(self, share: float) -> "TargetTimes":
-        """As much harder to reach."""
-        return TargetTimes(self.ttft * share, self.tpot * share, self.late, self.busy * share)
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.pilot.judge import Correction, Interval
+from afserve.control.pilot.judge import Correction, Headroom, Interval
 from afserve.control.pilot.predict import DAY, Forecast
 from afserve.control.pilot.queue import QueueWait
 from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
@@ -25,11 +25,29 @@ def told(rate, seconds, step=10.0, start=0.0, forecast=None):
 
 def test_a_steady_rate_stays_and_a_ramp_goes_on():
     assert told(lambda at: 7.0, 900).soon(600) == pytest.approx(7.0)
-    ramp = told(lambda at: 5 + 0.005 * at, 900)
-    assert ramp.soon(600, 0) == pytest.approx(5 + 0.005 * 1500, rel=0.02)
+    ramp = told(lambda at: 5 + 0.001 * at, 900)
+    assert ramp.soon(600, 0) == pytest.approx(5 + 0.001 * 1500, rel=0.02)
+    steep = told(lambda at: 5 + 0.005 * at, 900)
+    assert steep.soon(600, 0) == pytest.approx(1.15 * 9.5, rel=0.02), "a trend says so much and no more"
     assert told(lambda at: 15 - 0.01 * at, 900).soon(600, 0) == pytest.approx(6.0, rel=0.1), (
         "the highest on the way"
     )
+
+
+def test_a_jump_is_seen_before_the_short_window_is_over_and_chance_is_none():
+    jumped = told(lambda at: 7.0 if at <= 1000 else 14.0, 1020)
+    assert jumped.present_rate == pytest.approx(14.0)
+    few = told(lambda at: 0.7 if at <= 1000 else 1.0, 1020)
+    assert few.present_rate == pytest.approx(0.8), "six more requests in twenty seconds are chance"
+
+
+def test_headroom_follows_the_share_of_late_requests():
+    calm, late = Headroom(), Headroom()
+    for _ in range(600):
+        calm.note_late(0.0, 1.0)
+    for _ in range(30):
+        late.note_late(0.05, 1.0)
+    assert 1.0 < calm.factor < Headroom().factor < late.factor <= 1.4
 
 
 def test_noise_asks_for_room():

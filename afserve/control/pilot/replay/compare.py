@@ -50,7 +50,7 @@ def compare(
     if begun is None:
         raise ValueError("nothing arrives within the first ten minutes")
     first = planner.best_effort(begun.times(1.2))
-    policy = Policy(Planner(TabledModel(world.stages), world.wanted, limits), rules)
+    policy = Policy(planner, rules)
 
     def look(seen: Observed) -> PoolSizes | None:
         advice = policy.look(seen)

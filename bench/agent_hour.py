@@ -1,0 +1,385 @@
+"""An hour of agents in virtual time, over the product's own cache, tiers, names and routing; no model is computed.
+
+    python -m bench.agent_hour [--save]
+
+50 sessions of Mooncake's published shape (`afserve bench agent`): a system prompt and tools that all share, turn by
+turn a tool's result and an answer, half of which is reasoning that the next prompt leaves out. Between two turns a tool
+takes some seconds, now and then a user takes a minute. Every third turn a side request reads something long that nobody
+asks again. After 20 minutes a node is restarted, after 40 everything. `hints` are what clients say (`cache_control` of
+five minutes on conversations, none on side requests), `ahead` is --warm-ahead. A prompt is found as far as it need not
+be computed. Times come from `Machine` alone: a node computes one prompt after the other, and answers beside them cost
+nothing.
+"""
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+import statistics
+import tempfile
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from afserve.cli.load.sessions import SessionShape
+from afserve.clock import FakeClock
+from afserve.control.affinity import Affinity
+from afserve.control.node.prefixes import SECONDS
+from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
+from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, quantum
+from bench.origin import ROOT, origin
+
+OUT = ROOT / "bench" / "results" / "agent_hour.jsonl"
+RETAIN = 300.0  # seconds, as Claude Code marks its prompts
+SIDE = 6_000  # tokens of a side request
+SIDE_SHARE = 1 / 3
+USER_SHARE, USER_SECONDS, TOOL_SECONDS = 0.2, 60.0, 8.0
+SWITCHED_OFF = 30.0  # seconds of a restart
+_VOCABULARY = 1 << 17
+_PARAMS = SamplingParams(max_tokens=1 << 16, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`cache` is what of all live tokens the nodes' caches hold together, `host` the same of host memory."""
+
+    name: str
+    cache: float
+    host: float = 0.0
+    disk: bool = True
+    hints: bool = True
+    ahead: bool = True
+    sessions: int = 50
+    nodes: int = 2
+    seconds: float = 3600.0
+    turns: int = 30
+    seed: int = 1
+    machine: Machine = field(default_factory=Machine)
+
+
+@dataclass
+class Outcome:
+    """Of turns of conversations: tokens asked and found, and seconds to first tokens."""
+
+    asked: int = 0
+    found: int = 0
+    first: list[float] = field(default_factory=list)
+    ahead_tokens: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.found / max(1, self.asked)
+
+    def late(self, share: float) -> float:
+        return sorted(self.first)[int(share * (len(self.first) - 1))]
+
+
+def _drawn(draw: random.Random, count: int) -> tuple[int, ...]:
+    """Token ids."""
+    return tuple(one % _VOCABULARY for one in array("I", draw.randbytes(4 * count)))
+
+
+class Conversation:
+    """One agent's: its prompt so far, and what is said next."""
+
+    def __init__(self, number: int, scene: Scene, shared: tuple[int, ...]) -> None:
+        self._draw, self._shape = random.Random(f"{scene.seed}-{number}"), SessionShape(turns=scene.turns)
+        self._shared, self._turns = shared, scene.turns
+        self.number = number
+        self._begin()
+
+    def _begin(self) -> None:
+        self.turn, self.prompt = 0, self._shared + self._words(self._shape.user)
+
+    def _words(self, mean: int) -> tuple[int, ...]:
+        count = max(1, round(self._draw.uniform(0.5, 1.5) * mean))
+        return _drawn(self._draw, count)
+
+    def answer(self) -> tuple[int, ...]:
+        return self._words(self._shape.output)
+
+    def certain(self, output: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the next prompt, once there is the answer: its reasoning, the first half, is left out."""
+        return self.prompt + output[len(output) // 2 :]
+
+    def go_on(self, output: tuple[int, ...]) -> float:
+        """The next turn's prompt; in how many seconds it is asked."""
+        self.turn += 1
+        if self.turn == self._turns:
+            self._begin()
+            return self._draw.expovariate(1 / USER_SECONDS)
+        self.prompt = self.certain(output) + self._words(self._shape.tool)
+        mean = USER_SECONDS if self._draw.random() < USER_SHARE else TOOL_SECONDS
+        return self._draw.expovariate(1 / mean)
+
+    def side(self) -> tuple[int, ...] | None:
+        return self._words(SIDE) if self._draw.random() < SIDE_SHARE else None
+
+
+def live_tokens(scene: Scene) -> int:
+    """Of all conversations in the middle of their turns, what all share once."""
+    shape = SessionShape()
+    return shape.system + scene.sessions * (shape.user + scene.turns // 2 * (shape.tool + shape.output // 2))
+
+
+class Hour:
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        self.scene, self._folder = scene, folder
+        self.clock, self.outcome = FakeClock(), Outcome()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order, self._handles = itertools.count(), itertools.count(1)
+        draw = random.Random(scene.seed)
+        shared = _drawn(draw, SessionShape().system)
+        self.sessions = [Conversation(number, scene, shared) for number in range(scene.sessions)]
+        self.nodes: dict[int, HourNode] = {}
+        self._where: dict[int, tuple[Job, int]] = {}  # open requests by handle: the node
+        self._waiting: list[Job] = []
+        self._affinity = Affinity(BLOCK)
+        for index in range(scene.nodes):
+            self._start(index)
+
+    # ---- time
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (max(when, self.clock.now()), next(self._order), what))
+
+    def run(self) -> Outcome:
+        scene, draw = self.scene, random.Random(self.scene.seed + 1)
+        for one in self.sessions:
+            self.at(draw.uniform(0.0, 30.0), partial(self._turn, one))
+        self.at(SECONDS, self._tell)
+        self.at(scene.seconds / 3, lambda: self._restart([0]))
+        self.at(scene.seconds * 2 / 3, lambda: self._restart(list(range(scene.nodes))))
+        while self._events and self._events[0][0] <= scene.seconds:
+            when, _, what = heapq.heappop(self._events)
+            self.clock.advance(max(0.0, when - self.clock.now()))
+            what()
+        self.outcome.ahead_tokens = sum(node.ahead_tokens for node in self.nodes.values())
+        for node in self.nodes.values():
+            node.close()
+        return self.outcome
+
+    # ---- nodes
+
+    def _start(self, index: int) -> None:
+        scene, live = self.scene, live_tokens(self.scene) // BLOCK
+        below = Tiered(
+            int(scene.host * live / scene.nodes), self._folder / str(index) if scene.disk else None
+        )
+        blocks = int(scene.cache * live / scene.nodes)
+        self.nodes[index] = HourNode(blocks, below, scene.machine, self.clock)
+        self._affinity.told(index, self.nodes[index].told.prefixes.all(), (), anew=True)
+        waiting, self._waiting = self._waiting, []
+        for job in waiting:
+            self._place(job)
+
+    def _restart(self, indices: list[int]) -> None:
+        """Requests go on elsewhere, or wait until there is a node again."""
+        lost = [job for job, where in self._where.values() if where in indices]
+        for index in indices:
+            self.outcome.ahead_tokens += self.nodes[index].ahead_tokens
+            self.nodes.pop(index).close()
+            self._affinity.told(index, (), (), anew=True)
+            self.at(self.clock.now() + SWITCHED_OFF, partial(self._start, index))
+        for job in lost:
+            job.sequence = None
+            self._place(job)
+
+    def _tell(self) -> None:
+        for index, node in self.nodes.items():
+            node.told.look()
+            came, went = node.told.prefixes.take()
+            self._affinity.told(index, came, went, anew=False)
+        self.at(self.clock.now() + SECONDS, self._tell)
+
+    # ---- requests
+
+    def _turn(self, one: Conversation) -> None:
+        retain = RETAIN if self.scene.hints else 0.0
+        self._place(self._job(one.prompt, one.answer(), one.number, retain))
+        if (side := one.side()) is not None:
+            self._place(self._job(side, one.answer(), -1, 0.0))
+
+    def _job(self, prompt: tuple[int, ...], output: tuple[int, ...], session: int, retain: float) -> Job:
+        tenant = Tenant(f"agent {session}") if session >= 0 else Tenant("side")
+        asked = GenerationRequest(next(self._handles), prompt, _PARAMS, retain=retain, tenant=tenant)
+        return Job(asked, self.clock.now(), output, session)
+
+    def _place(self, job: Job) -> None:
+        if not self.nodes:
+            self._waiting.append(job)
+            return
+        counts = dict.fromkeys(self.nodes, 0)
+        tokens = dict(counts)
+        for other, where in self._where.values():
+            if where in counts and other.request.handle != job.request.handle:
+                counts[where] += 1
+                tokens[where] += 0 if other.first else len(other.request.prompt_ids) - other.found
+        route = self._affinity.pick(job.request.prompt_ids, counts, None, tokens)
+        node = self.nodes[route.node]
+        self._where[job.request.handle] = job, route.node
+        self._give_way(node)
+        node.reading += 1
+        self.at(node.read(job), lambda: self._queue(job, node))
+
+    def _mine(self, job: Job, node: HourNode) -> bool:
+        """Whether this node, in this life of it, still has it."""
+        found = self._where.get(job.request.handle)
+        return found is not None and self.nodes.get(found[1]) is node
+
+    def _queue(self, job: Job, node: HourNode) -> None:
+        if self._mine(job, node):
+            node.reading -= 1
+            node.queue.append(job)
+            self._next(node)
+
+    def _next(self, node: HourNode) -> None:
+        if node.running is not None or not node.queue or not node.begin(node.queue[0]):
+            return
+        job = node.running = node.queue.popleft()
+        seconds = (len(job.request.prompt_ids) - job.found) / self.scene.machine.prefill
+        self.at(self.clock.now() + seconds, lambda: self._first(job, node))
+
+    def _first(self, job: Job, node: HourNode) -> None:
+        if not self._mine(job, node):
+            return
+        node.running = None
+        node.compute(job, len(job.request.prompt_ids) - job.found)
+        if not job.first:
+            job.first = self.clock.now()
+            if job.session >= 0:
+                self.outcome.first.append(job.first - job.arrived)
+                self.outcome.asked += len(job.request.prompt_ids)
+                self.outcome.found += job.found
+        node.decoding.append(job)
+        seconds = len(job.output) * self.scene.machine.tpot
+        self.at(self.clock.now() + seconds, lambda: self._end(job, node))
+        self._next(node)
+
+    def _end(self, job: Job, node: HourNode) -> None:
+        if not self._mine(job, node):
+            return
+        assert job.sequence is not None
+        job.sequence.tokens += job.output
+        node.compute(job, len(job.output) - 1)
+        node.decoding.remove(job)
+        node.end(job)
+        del self._where[job.request.handle]
+        if job.session >= 0:
+            one = self.sessions[job.session]
+            certain = one.certain(job.output)
+            self.at(self.clock.now() + one.go_on(job.output), lambda: self._turn(one))
+            if self.scene.ahead and one.turn:
+                self._ahead(certain, job, node)
+        self._next(node)
+        self._begin_ahead(node)
+
+    # ---- what nobody waits for
+
+    def _ahead(self, certain: tuple[int, ...], job: Job, node: HourNode) -> None:
+        asked = GenerationRequest(
+            next(self._handles),
+            certain,
+            SamplingParams(max_tokens=1, temperature=0.0),
+            priority=AHEAD_PRIORITY,
+            tenant=job.request.tenant,
+            retain=job.request.retain,
+        )
+        node.ahead.append(Job(asked, self.clock.now(), (), job.session))
+
+    def _begin_ahead(self, node: HourNode) -> None:
+        if not node.ahead or node.running is not None or not node.idle:
+            return
+        job = node.ahead.popleft()
+        if not node.begin(job):
+            return
+        node.running = job
+        missing = len(job.request.prompt_ids) - job.found
+        job.first = self.clock.now()  # when it began
+        self.at(
+            self.clock.now() + missing / self.scene.machine.prefill,
+            lambda: self._ahead_over(job, node, missing),
+        )
+
+    def _ahead_over(self, job: Job, node: HourNode, tokens: int) -> None:
+        if node.running is not job or node not in self.nodes.values():
+            return
+        node.running = None
+        node.compute(job, tokens)
+        node.ahead_tokens += tokens
+        node.end(job)
+        self._next(node)
+        self._begin_ahead(node)
+
+    def _give_way(self, node: HourNode) -> None:
+        """Somebody came: what is under way ends with its step, which whoever came waits for."""
+        job = node.running
+        if job is None or not job.request.ahead:
+            return
+        missing = len(job.request.prompt_ids) - job.found
+        done = min(missing, quantum((self.clock.now() - job.first) * self.scene.machine.prefill))
+        until = job.first + done / self.scene.machine.prefill
+        self.at(until, lambda: self._ahead_over(job, node, done))
+
+
+def play(scene: Scene) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        return Hour(scene, Path(folder)).run()
+
+
+def scenes() -> list[Scene]:
+    found = []
+    for hints, ahead in ((True, True), (True, False), (False, False)):
+        plain = Scene("the cache holds what is live, disk", 1.5, hints=hints, ahead=ahead)
+        small = replace(plain, name="a third of what is live, disk", cache=1 / 3)
+        both = replace(small, name="a third of what is live, host memory and disk", host=1.0)
+        found += [
+            plain,
+            small,
+            both,
+            replace(small, name="a third of what is live, nothing below", disk=False),
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.agent_hour", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of virtual time")
+    options = parser.parse_args()
+    rows = []
+    for scene in scenes():
+        found = play(replace(scene, seconds=options.seconds))
+        row = {
+            "what": "hour",
+            "scene": scene.name,
+            "hints": scene.hints,
+            "ahead": scene.ahead,
+            "sessions": scene.sessions,
+            "nodes": scene.nodes,
+            "seconds": options.seconds,
+            "turns": len(found.first),
+            "found": round(found.share, 4),
+            "p50_s": round(statistics.median(found.first), 4),
+            "p90_s": round(found.late(0.9), 4),
+            "p99_s": round(found.late(0.99), 4),
+            "ahead_tokens": found.ahead_tokens,
+        }
+        rows.append(row)
+        said = ", ".join(name for name in ("hints", "ahead") if row[name]) or "none"
+        print(
+            f"{scene.name:46} {said:12} {row['turns']:6,} turns  {found.share:6.1%} of prompt tokens found  "
+            f"first token p50 {row['p50_s']:.2f} s  p90 {row['p90_s']:.2f} s  p99 {row['p99_s']:.2f} s"
+        )
+    if options.save:
+        with Path(options.save).open("a") as file:
+            file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

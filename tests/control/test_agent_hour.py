@@ -1,0 +1,20 @@
+"""Minutes of agents over the real cache, tiers, names and routing: what is found through restarts, and that words about
+caching help where the cache is small. Every block that is found is checked to have its own bytes."""
+
+from dataclasses import replace
+
+import pytest
+
+from bench.agent_hour import Scene, play
+
+SMALL = Scene("small", 0.7, sessions=8, nodes=1, seconds=240.0, turns=8)
+
+
+@pytest.mark.slow
+def test_what_is_below_the_cache_is_found_through_restarts_and_words_about_caching_help():
+    below, alone = play(SMALL), play(replace(SMALL, disk=False))
+    silent = play(replace(SMALL, disk=False, hints=False, ahead=False))
+    assert min(len(found.first) for found in (below, alone, silent)) > 40, "the sessions go on"
+    assert below.share > 0.7 and below.share > alone.share
+    assert alone.share >= silent.share and alone.ahead_tokens > 0 == silent.ahead_tokens
+    assert play(replace(SMALL, disk=False)).first == alone.first, "the same scene gives the same"
