@@ -17,6 +17,9 @@ def open_server(file):
     params.model.path, params.n_ctx, params.n_parallel, params.warmup = file, 512, 1, False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = (
+        xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )  # it rounds to 16 bits
     return xllamacpp.Server(params)
 
 
