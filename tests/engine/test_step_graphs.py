@@ -14,7 +14,9 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step import choose
 from afserve.engine.step.graph_runner import GraphRunner
 from afserve.engine.step.padded_step import NotRecordable, PaddedStep, StepSize, Unsaid
+from afserve.errors import ConfigError
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.local_cluster import LocalCluster
 from tests.engine.recording_device import RecordingDevice
 from tests.engine.step_inputs import decode_step
 
@@ -141,3 +143,15 @@ def test_sizes_are_few_and_hardly_larger():
 def test_what_is_unsaid_cannot_be_read(read):
     with pytest.raises(NotRecordable, match="contexts"):
         read(Unsaid((1, 2)))
+
+
+def test_what_cannot_record_says_so_at_start(tiny_checkpoint):
+    with pytest.raises(
+        ConfigError, match="--step-graphs: launches are recorded on GPUs; leave it out on cpu"
+    ):
+        colocated(ModelSource(str(tiny_checkpoint("v3")), "v3"), config(step_graphs=True))
+
+
+def test_expert_nodes_without_an_exchange_are_refused(tiny_checkpoint, recording):
+    with pytest.raises(ConfigError, match="--step-graphs: over expert nodes it takes --device-exchange"):
+        LocalCluster.build(ModelSource(str(tiny_checkpoint("v3")), "v3"), config(step_graphs=True))

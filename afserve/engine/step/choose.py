@@ -12,6 +12,8 @@ from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import PredictorRunner, T
 from afserve.engine.step.stack_runner import ExchangeRunner, LayerRange, StackRunner
+from afserve.errors import ConfigError
+from afserve.kernels.devices.device import Device
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.packed import PackedExperts
 from afserve.models.decoder import AttentionModel
@@ -25,13 +27,14 @@ def choose_runners(
     meter: Meter,
     config: EngineConfig,
 ) -> Sequence[PredictorRunner[T]]:
-    """One for each micro-batch, over the node's cache."""
+    """One for each micro-batch, over the node's cache. Raises ConfigError where no step can be recorded."""
     packed, exchanging, device = link.packed, link.exchanging, device_of(model.ops.device)
     layers = [
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
         for index in range(config.micro_batches)
     ]
-    if config.step_graphs and device.records:
+    if config.step_graphs:
+        _check_graphs(device, sends=bool(link.present), exchanges=config.device_exchange)
         return [GraphRunner[T](one, link, device, config.most_rows) for one in layers]
     if packed is None and (exchanging is None or model.head is not None):
         return layers
@@ -42,6 +45,19 @@ def choose_runners(
         return [ExchangeRunner[T](parts[0].stack, exchanging, one) for one in layers]
     predictor = model.stack(model.predicting, kv.predicting, [0] * len(kv.predicting), packed)
     return [StackRunner[T](parts, predictor, one) for one in layers]
+
+
+def _check_graphs(device: Device, *, sends: bool, exchanges: bool) -> None:
+    if not device.records:
+        raise ConfigError(
+            f"--step-graphs: launches are recorded on GPUs; leave it out on {device.where}",
+            param="step_graphs",
+        )
+    if sends and not exchanges:
+        raise ConfigError(
+            "--step-graphs: over expert nodes it takes --device-exchange, else a host has a part in every layer",
+            param="step_graphs",
+        )
 
 
 def _parts(
