@@ -18,6 +18,7 @@ from tests.server.nano import FOLDER, VOCABULARY, NanoBackend
 USER = [{"role": "user", "content": "What is the capital of France?"}]
 MARKS = ("<think>", "</think>")
 END = 2
+NO_END = {str(END): -100}  # whatever is drawn, an answer is as long as it may be
 TEMPLATE = (FOLDER / "chat_template.jinja").read_text() + (
     "{%- if add_generation_prompt and enable_thinking is not false %}{{- '<think>\\n' }}"
     "{%- elif add_generation_prompt %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
@@ -66,7 +67,7 @@ def http(thinking):
 
 def ask(client, **extra):
     return client.chat.completions.create(
-        model="nano", messages=USER, max_tokens=24, seed=1, temperature=1, extra_body=extra
+        model="nano", messages=USER, max_tokens=24, seed=1, temperature=1, logit_bias=NO_END, extra_body=extra
     )
 
 
