@@ -5,7 +5,6 @@ row gives depends neither on the rows beside it nor on how a device adds. Nothin
 knows sequences. Shapes: D rows that are drawn from, V vocabulary, K of its tokens, the heaviest first.
 """
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from struct import Struct
 
@@ -28,17 +27,17 @@ def drawn_number(seed: int, position: int, masked: bool) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def draw_tokens(logits_DV: Tensor, settings: Sequence[Tensor], heaviest: int, floors: bool) -> Tensor:
+def draw_tokens(logits_DV: Tensor, settings_5D1: Tensor, heaviest: int, floors: bool) -> Tensor:
     """The token of each row, int64 (D,): NONE_LEFT where all logits are -inf, of no meaning where one is NaN or inf.
 
-    `logits_DV` is float64 and overwritten. The `settings`, float64 (D,) each, are temperature, top-k (0 for none),
+    `logits_DV` is float64 and overwritten. `settings_5D1`, float64, are temperature, top-k (0 for none),
     top-p, min-p and a number from 0 up to 1, which decides: the tokens lie behind each other in the order of the
     vocabulary, as long as they weigh, and that one is drawn which it falls on. top-k counts before top-p, and top-p
     before min-p; tokens that are alike are all kept or none. `heaviest`: how many tokens of a row are put in order, 0
     where no row has a top-k or top-p, and at least any row's top-k. A row whose nucleus may have more is NARROW.
     `floors`: whether any row has a min-p.
     """
-    temperature_D1, top_k_D1, top_p_D1, min_p_D1, number_D1 = (one_D.unsqueeze(-1) for one_D in settings)
+    temperature_D1, top_k_D1, top_p_D1, min_p_D1, number_D1 = settings_5D1
     most_D1 = logits_DV.amax(-1, keepdim=True)
     weight_DV = _weights(logits_DV, most_D1, temperature_D1)
     narrow_D1: Tensor | None = None
@@ -58,13 +57,11 @@ def draw_tokens(logits_DV: Tensor, settings: Sequence[Tensor], heaviest: int, fl
     return token_D1.masked_fill_(most_D1 == NEVER, NONE_LEFT).squeeze(-1)
 
 
-def draw_ranked(
-    logits_DV: Tensor, settings: Sequence[Tensor], most: int, nuclei: bool, floors: bool
-) -> Tensor:
+def draw_ranked(logits_DV: Tensor, settings_5D1: Tensor, most: int, nuclei: bool, floors: bool) -> Tensor:
     """The same of rows that all have a top-k, `most` at most: their other tokens weigh nothing and are not looked at.
     `logits_DV` may be of any float type and stays as it is. A row is NARROW where a token behind the last one is like
     it. `nuclei`: whether any row has a top-p."""
-    temperature_D1, top_k_D1, top_p_D1, min_p_D1, number_D1 = (one_D.unsqueeze(-1) for one_D in settings)
+    temperature_D1, top_k_D1, top_p_D1, min_p_D1, number_D1 = settings_5D1
     best = logits_DV.topk(min(most + 1, logits_DV.shape[1]))
     value_DK = best.values.double()
     beyond_DK = value_DK < _kth(value_DK, top_k_D1)

@@ -140,8 +140,9 @@ class Sampler:
     def _draw_piece(self, logits_RV: Tensor, draws: list[_Draw], piece: int) -> Tensor:
         """Of one kind. Each piece of a step has buffers of its own, as copies to a device may be under way."""
         params = [draw.sequence.request.params for draw in draws]
-        columns = list(zip(*map(_settings, draws), strict=True))
-        settings = self._buffers.write(f"draws {piece}", len(draws), torch.float64, columns)
+        columns = [number for column in zip(*map(_settings, draws), strict=True) for number in column]
+        (settings_N,) = self._buffers.write(f"draws {piece}", len(columns), torch.float64, [columns])
+        settings_5D1 = settings_N.view(5, -1, 1)
         logits_DV = self._rows(logits_RV, [draw.row for draw in draws], piece)
         edited = any(draw.edits is not NO_EDITS or draw.allowed_B is not None for draw in draws)
         ranked = not draws[0].wide and params[0].top_k > 0 and _cut(params[0])
@@ -153,9 +154,9 @@ class Sampler:
         floors = any(p.min_p > 0.0 for p in params)
         if ranked:
             nuclei, most = any(p.top_p < 1.0 for p in params), max(p.top_k for p in params)
-            return draw_ranked(logits_DV, settings, most, nuclei, floors)
+            return draw_ranked(logits_DV, settings_5D1, most, nuclei, floors)
         heaviest = (logits_DV.shape[1] if draws[0].wide else NUCLEUS) if _cut(params[0]) else 0
-        return draw_tokens(logits_DV, settings, heaviest, floors)
+        return draw_tokens(logits_DV, settings_5D1, heaviest, floors)
 
     def _rows(self, logits_RV: Tensor, rows: list[int], piece: int) -> Tensor:
         first = rows[0]

@@ -40,11 +40,12 @@ def row_of(vocabulary: int, seed: int = 0) -> torch.Tensor:
 
 def drawn(row_V: torch.Tensor, numbers: list[float], params: SamplingParams, heaviest: int) -> list[int]:
     one = torch.tensor([params.temperature, max(0, params.top_k), params.top_p, params.min_p]).double()
-    settings = [*one[:, None].expand(-1, len(numbers)), torch.tensor(numbers, dtype=torch.float64)]
+    number_1D = torch.tensor([numbers], dtype=torch.float64)
+    settings_5D1 = torch.cat([one[:, None].expand(-1, len(numbers)), number_1D]).unsqueeze(-1)
     logits_DV = row_V.double().expand(len(numbers), -1).clone()
     if params.top_k > 0 and heaviest < len(row_V):
-        return draw_ranked(logits_DV, settings, params.top_k, params.top_p < 1, params.min_p > 0).tolist()
-    return draw_tokens(logits_DV, settings, heaviest, params.min_p > 0).tolist()
+        return draw_ranked(logits_DV, settings_5D1, params.top_k, params.top_p < 1, params.min_p > 0).tolist()
+    return draw_tokens(logits_DV, settings_5D1, heaviest, params.min_p > 0).tolist()
 
 
 def warped(row_V: torch.Tensor, params: SamplingParams, seen: list[int]) -> torch.Tensor:
