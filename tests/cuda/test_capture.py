@@ -1,19 +1,21 @@
 """What a decode step launches can be recorded: over pretended tensors and Triton's kernels, none of which runs, the
-host reads nothing, copies nothing to the device, and launches the same with the same shapes from step to step."""
+host reads nothing, copies nothing to the device, and launches the same with the same shapes from step to step.
+
+Kernels are imported by a test, not with this file: `tests/kernels/triton` has them interpreted, where it is run too.
+"""
 
 import pytest
 import torch
-from triton.runtime.jit import JITFunction
 
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
-from afserve.kernels.triton.backend import TritonBackend
 from tests.cuda.pretend import PretendedDevice, pretended
 from tests.engine.driving import config, prompts
 
+pytest.importorskip("triton")
 DEVICE = torch.device("cuda:0")
 STEPS = 12
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
@@ -22,16 +24,22 @@ pytestmark = pytest.mark.usefixtures("pretended_gpus")
 @pytest.fixture
 def kernels(monkeypatch):
     """(kernel, grid) of every launch."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
     seen = []
 
     def run(self, *args, grid, **options):
         seen.append((self.fn.__name__, grid))
 
-    monkeypatch.setattr(JITFunction, "run", run)
+    for kind in (JITFunction, InterpretedFunction):
+        monkeypatch.setattr(kind, "run", run)
     return seen
 
 
 def node_of(folder, name, **fields):
+    from afserve.kernels.triton.backend import TritonBackend
+
     ops = Ops(TritonBackend(DEVICE, multiprocessors=132), DEVICE, 1)
     fields = {"device": str(DEVICE), "step_graphs": True, "micro_batches": 1, **fields}
     source = ModelSource(str(folder), name)
