@@ -86,6 +86,8 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported("rope_type 'longrope' with other short_factor and long_factor", each)
     if a.taps:
         yield _unsupported(f"linear_conv_kernel_dim: {a.taps} before {a.kind} attention", "linear attention")
+    if a.rule != _NO_STATE.rule:
+        yield _unsupported(f"a state that moves by {a.rule} in {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     if a.indexer and (a.kind != "mla" or a.q_lora_rank is None or a.indexer.dim < a.rope_dim):

@@ -399,10 +399,12 @@ void latent_half(Engine& engine) {
 
 void gated_delta(Engine& engine) {
   Paged paged;
-  DeltaNet net{up_to(3), 0, up_to(70), up_to(150), up_to(4), nullptr};
+  DeltaNet net{up_to(3), 0, up_to(70), up_to(150), up_to(4), DeltaRule(up_to(3) - 1)};
   net.value_heads = net.key_heads * up_to(3);
-  Buffer<float> conv(size_t(net.taps) * net.channels());
+  Buffer<float> conv(size_t(net.taps) * net.channels()), bias(net.channels()), skip(net.value_heads);
   net.conv = conv.get();
+  if (random_bits() % 2) fill(bias), net.bias = bias.get();
+  if (random_bits() % 2) fill(skip), net.skip = skip.get();
   Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
   Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
   paged.write(start, length, table, position, slot);
@@ -410,7 +412,8 @@ void gated_delta(Engine& engine) {
               position.get(), slot.get(), paged.tokens};
   size_t state = net.matrix() + size_t(net.taps - 1) * net.channels(), heads = size_t(paged.tokens) * net.value_heads;
   Buffer<float> states(state * paged.blocks), mixed(size_t(paged.tokens) * net.channels());
-  Buffer<float> decay(heads), beta(heads), out(heads * net.value);
+  size_t kept = net.rule == DeltaRule::channel ? heads * net.key : heads;
+  Buffer<float> decay(kept), beta(heads), out(heads * net.value);
   fill(conv), fill(states), fill_rows(mixed), fill(decay), fill(beta);
   delta(engine, net, {mixed.get(), decay.get(), beta.get(), out.get()}, {states.get(), state, paged.blocks, paged.block},
         batch);

@@ -115,6 +115,7 @@ OF_LONGROPE = {"long_factor": ((3.0,) * 8, ""), "long_mscale": 1.5}
 OF_PROPORTIONAL = {"partial": 0.25}
 OF_SHORT = {"short_factor": ((3.0,) * 8, ""), "short_mscale": 1.5}
 OF_GQA = {
+    "rule": ("sum", REFUSED),
     "kind": ("linear", REFUSED), "heads": 2, "kv_heads": 1, "head_dim": 32, "value_dim": 8,
     "rope": None, "qkv_bias": True, "out_bias": True, "qk_norm": "head", "window": 5, "chunk": 8,
     "clip": 0.3, "scale": 0.5, "out_scale": 0.5, "temperature": ((4, 0.5, 1), ""), "sinks": True,
@@ -124,6 +125,7 @@ OF_GQA = {
     "taps": (4, REFUSED),
 }  # fmt: skip
 OF_MLA = {
+    "rule": ("sum", REFUSED),
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
@@ -141,19 +143,19 @@ OF_DELTA = {
     "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED),
     "normed": (True, REFUSED), "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
-    "indexer": (IndexerSpec(2, 8, 4), REFUSED),
+    "indexer": (IndexerSpec(2, 8, 4), REFUSED), "rule": "sum",
 }  # fmt: skip
 OF_CONV = {
     **{name: value if name in ("temperature", "indexer") else (value[0], REFUSED) for name, value in OF_DELTA.items()
        if isinstance(value, tuple)},
     "kind": ("gqa", REFUSED), "heads": 24, "kv_heads": (2, REFUSED), "head_dim": (2, REFUSED),
-    "value_dim": (2, REFUSED), "taps": 4, "qkv_bias": True, "out_bias": True,
+    "value_dim": (2, REFUSED), "taps": 4, "qkv_bias": True, "out_bias": True, "rule": ("sum", REFUSED),
 }  # fmt: skip
 OF_MOE = {
     "experts": 10, "top_k": 3, "inner": 32, "shared_inner": 0, "scoring": "sigmoid", "selection": "plain", "groups": 4,
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
-    "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "normed": True, "apart": True,
+    "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "shared_limit": 0.01, "normed": True, "apart": True,
     "activation": ("gelu", REFUSED),
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}

@@ -29,6 +29,8 @@ SIZES = {
     "mistral-small-4-119b": (119, 6.5),
     "glm-4.7-flash": (30, 3.58),  # "A3B"; 3.26 without embedding and head
     "mellum2-12b-a2.5b": (12.15, 2.21),  # 2.5 with embedding, head and its layer of multi-token prediction
+    "kimi-linear-48b-a3b": (49, 3.26),  # "48B" and "A3B" by its name
+    "granite-4.0-h-tiny": (7.05, 1.46),  # 6.9, and its embedding twice; "1B active" by its card
     "gemma-4-26b-a4b": (26, 3.8),  # 25.2, and its embedding twice
     "lfm2-8b-a1b": (8.47, 1.5),  # 8.3, and its embedding twice
     "granite-3.1-3b-a800m": (3.37, 0.88),  # 3.3 and 0.8, and its embedding twice: the planner counts a head beside it

@@ -17,6 +17,7 @@ from tests.server.test_earlier import FAMILIES, FOUND
 
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
 BLOCK = 4
+BEGIN_REASONING = {"minimax-m2", "laguna"}  # prompts of these do
 SHOWS_NO_TOOLS = {"deepseek-v3", "deepseek-v3.1"}  # as these templates are shortened here
 
 
@@ -41,7 +42,7 @@ def test_what_is_computed_ahead_of_a_call_begins_the_next_prompt(family):
     form = FAMILIES[family][1]
     chat = {"messages": [{"role": "user", "content": "Look into the file."}], "tools": [TOOL]}
     said = f"I look.{FAMILIES[family][3]}{rendered(form, [('read', {'path': 'a.txt'})])}"
-    said = f"</think>\n\n{said}" if family == "minimax-m2" else said  # its prompts begin the reasoning
+    said = f"</think>\n\n{said}" if family in BEGIN_REASONING else said
     ahead = ahead_of(preparer, chat, tokenizer.encode(said, add_special_tokens=False))
     call = {
         "id": "call_x",

@@ -24,7 +24,10 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 def _types(fields: ConfigFields) -> list[str]:
     """Layers are counted from 1 in `linear_attn_config`; without one layers 4, 8, ... from 0 see all of the context."""
     layers = fields.integer("num_hidden_layers")
-    full = _of_nets(fields).integers("full_attn_layers", Range(1, layers), MOST_LAYERS)
+    nets = _of_nets(fields)
+    full = nets.integers("full_attn_layers", Range(1, MOST_LAYERS), MOST_LAYERS)
+    if max(full, default=0) > layers:
+        raise nets.refuse("full_attn_layers", f"names a layer beyond num_hidden_layers, {layers}")
     found = {layer - 1 for layer in full} if full else set(range(4, layers, 4))
     return [FULL if layer in found else LINEAR for layer in range(layers)]
 

@@ -76,5 +76,5 @@ def _reusing(fields: ConfigFields) -> tuple[bool, ...]:
         return tuple(max(layer - first, 0) % every != 0 for layer in range(layers))
     found = list(given) if isinstance(given, str | list) else []
     if len(found) != layers or not all(isinstance(one, str) and one in _CHOICES for one in found):
-        raise fields.refuse(name, f"is not full or shared for each of {layers} layers")
+        raise fields.refuse(name, f"is not full or shared for each of {layers} layers (num_hidden_layers)")
     return tuple(_CHOICES[one] for one in found)

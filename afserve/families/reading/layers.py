@@ -30,7 +30,9 @@ def layer_types(
     found = fields.items(field, layers)
     names = tuple(name for name in found if isinstance(name, str) and name in known)
     if found and len(names) < layers:
-        raise fields.refuse(field, f"is not one of {', '.join(known)} for each of {layers} layers")
+        raise fields.refuse(
+            field, f"is not one of {', '.join(known)} for each of {layers} layers (num_hidden_layers)"
+        )
     if names:
         return names
     if every:

@@ -32,7 +32,7 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     if len(heads) != len(layers) or any(count % full.kv_heads for count in heads):
         raise fields.refuse(
             "num_attention_heads_per_layer",
-            f"is not a multiple of num_key_value_heads {full.kv_heads} for each of {len(layers)} layers",
+            f"is not a multiple of num_key_value_heads {full.kv_heads} for each of num_hidden_layers, {len(layers)}",
         )
     return [replace(one, heads=count, gate=gate) for one, count in zip(layers, heads, strict=True)]
 
