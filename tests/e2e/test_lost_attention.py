@@ -60,8 +60,9 @@ async def serving(
     with LocalSite() as processes, bind("127.0.0.1", 0) as sock:
         found = find_model("nano", processes.folder)
         source = ModelSource(str(found.folder), found.name)
+        # One token a step: what is to happen in the middle of an answer finds one.
         engine = EngineSettings(
-            stream_grace=grace, kv_copies=copies, kv_ssd=disk, kv_host=host, kv_transport=over
+            stream_grace=grace, kv_copies=copies, kv_ssd=disk, kv_host=host, kv_transport=over, draft="off"
         )
         wishes = Wishes(
             attention, experts, kv_tokens=kv_tokens, threads=1, gateways=gateways, engine=engine, **phases
