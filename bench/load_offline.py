@@ -24,7 +24,7 @@ def offline(
     """Generated tokens per second of wall time, colocated: for each number of streams the median of some runs."""
     params = SamplingParams(max_tokens=output_len, temperature=0, ignore_eos=True)
     dice, found = random.Random(1), []
-    with LLM(model, colocated=True) as llm:
+    with LLM(model, colocated=True, draft="off") as llm:
 
         def run(count: int) -> float:
             """Of one round; nothing of it is in a prefix cache."""

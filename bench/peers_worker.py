@@ -75,6 +75,7 @@ def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
         expert_dtype=kept,
         dense_dtype=dense,
         isa=case.isa,
+        draft="off",
         **nodes,
     ) as llm:
         _answer(name, case, lambda asked, batch, seed: _batch(llm, asked, batch, seed))

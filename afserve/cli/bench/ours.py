@@ -23,7 +23,8 @@ _WARM_UP = 2
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Which nodes. None is picked for the machine. prefill: nodes that only compute prompts, all of them; those of
-    `attention` then only decode. share_cores: whether nodes lend their cores."""
+    `attention` then only decode. share_cores: whether nodes lend their cores. Nobody drafts: answers to random prompts
+    repeat themselves, and a step that makes several tokens of them says nothing of the engine."""
 
     colocated: bool
     attention: int | None = None
@@ -46,6 +47,7 @@ class Shape:
             colocated=self.colocated,
             threads=case.threads,
             isa=case.isa,
+            draft="off",
         )
 
 
