@@ -273,10 +273,17 @@ def ends():
 
 def fallen(process):
     for _ in range(10_000):
-        if not process.is_alive() or psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+        if not process.is_alive() or stopped(process.pid):
             return
         time.sleep(0.01)
     raise AssertionError("it goes on")
+
+
+def stopped(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:  # it died since it was asked whether it lives
+        return False
 
 
 @pytest.mark.process
