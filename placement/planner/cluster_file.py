@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.drafts import DraftMethod
+from afserve.placement.planner.perf.draft_model import MODEL
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
@@ -86,7 +87,7 @@ def _drafted(drafts: Drafts) -> str:
         return (
             f"It was planned with {drafts}, and `afserve up` has no such drafts: without, tokens take longer."
         )
-    typed = f"{name}:PATH:{drafts.tokens}" if name == "eagle3" else str(drafts)
+    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", MODEL) else str(drafts)
     return f"Start it with --draft {typed}, as it was planned."
 
 

@@ -12,6 +12,7 @@ import pytest
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import CONFIGS, load_curves, load_hardware, load_lengths, load_model
 from afserve.errors import ConfigError
+from afserve.families.drafters.dense import draft_model_spec
 from afserve.placement.planner.draft_worth import draft_worth
 from afserve.placement.planner.perf.acceptance import (
     CODING,
@@ -20,6 +21,7 @@ from afserve.placement.planner.perf.acceptance import (
     measured_lengths,
     typed_lengths,
 )
+from afserve.placement.planner.perf.draft_model import model_drafter
 from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafts, alone, with_drafter
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
@@ -160,6 +162,57 @@ def test_no_drafts_are_today_s_plan() -> None:
     assert answer(question(draftable=never)).plans == plain.plans
 
 
+def qwen3(folder: Path, **fields: object) -> Path:
+    """The config.json of Qwen3-0.6B."""
+    config: dict[str, object] = {
+        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16",
+        "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+    }  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
+def test_a_draft_model_passes_all_of_its_layers(tmp_path: Path) -> None:
+    """Held, cached and read are what its own config.json says: 28 layers, 2 x 8 x 128 values of a token in each."""
+    folder = str(qwen3(tmp_path / "small"))
+    drafter, shape = model_drafter(draft_model_spec(folder), folder), load_model("qwen3-30b-a3b")
+    held = with_drafter(shape, drafter)
+    own = 28 * (1024 * 128 * (16 * 2 + 8 * 2) + 3 * 1024 * 3072) + 2 * 151936 * 1024
+    assert held.total_elems - shape.total_elems == pytest.approx(own, rel=0.001)
+    assert held.kv_elems(1000) - shape.kv_elems(1000) == 1000 * 28 * 2 * 8 * 128
+    assert alone(shape, drafter).active_elems == pytest.approx(own - 151936 * 1024, rel=0.001)
+    assert Drafts(drafter, 3, 2.0).passes == (4, 1, 1)
+    chip, one = load_hardware("h800"), np.ones(1)
+    steps = [
+        float(
+            colocated_stages(
+                setting(Drafts(who, 3, 2.0), "qwen3-30b-a3b"), chip, 1, 2, 16 * one, 8 * one
+            ).iteration[0]
+        )
+        for who in (NGRAM, EAGLE, drafter)
+    ]
+    assert steps == sorted(steps)
+
+
+def test_a_draft_model_is_planned_with(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    small, path = qwen3(tmp_path / "small"), tmp_path / "cluster.toml"
+    line = f"--model qwen3-30b-a3b --pool h200=2 --draft model:{small}:3 --acceptance 0.7"
+    code, out, err = call(capsys, f"{line} --cluster {path}")
+    assert (code, err) == (0, "") and "model:3: 2.53 tokens a step" in out
+    assert "Start it with --draft model:PATH:3" in path.read_text()
+
+
+def test_a_draft_model_with_experts_is_none_for_a_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = f"--model qwen3-30b-a3b --pool h200=2 --draft model:{CONFIGS / 'nano'}:3 --acceptance 0.7"
+    code, _, err = call(capsys, line)
+    assert code == 2 and "deepseek_v3 has experts" in err
+
+
 # whether it pays
 
 
@@ -263,6 +316,8 @@ def test_auto_may_say_no(capsys: pytest.CaptureFixture[str]) -> None:
         ("--draft off:1", "off takes no number"),
         ("--draft auto:1", "auto takes no number"),
         ("--draft ngram:3", "add --acceptance"),
+        ("--draft model:3", "model: 3/config.json: no such file"),
+        ("--draft model", "model needs the folder of a draft model"),
         ("--draft mtp:1 --acceptance 7", "--acceptance: '7' is neither"),
         ("--draft mtp:3 --acceptance 1.8,2.2", "known for 1 to 2 drafted tokens"),
         ("--acceptance 0.5", "--acceptance is of drafts"),

@@ -2,12 +2,14 @@
 them side by side."""
 
 from afserve.cli.plan.catalog import load_lengths
-from afserve.drafts import DRAFT_TOKENS, token_count
+from afserve.drafts import DRAFT_TOKENS, DraftChoice, token_count
 from afserve.errors import ConfigError, shown
+from afserve.families.drafters.dense import draft_model_spec
 from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.interval import WITHIN_80
 from afserve.placement.planner.perf.acceptance import OTHER, Accepted, expected_lengths, typed_lengths
+from afserve.placement.planner.perf.draft_model import MODEL, model_drafter
 from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, DrafterCosts, Drafts
 from afserve.placement.planner.perf.shape import ModelShape
 
@@ -20,8 +22,8 @@ def draftable_of(
     """The one that was asked for, or none and 1, 2 ... tokens where each plan takes the best of them. Raises
     ConfigError naming the flag."""
     method, colon, count = draft.partition(":")
-    if method not in (_AUTO, _OFF, *DRAFTERS):
-        known = ", ".join((_OFF, _AUTO, *DRAFTERS))
+    if method not in (_AUTO, _OFF, MODEL, *DRAFTERS):
+        known = ", ".join((_OFF, _AUTO, *DRAFTERS, MODEL))
         raise ConfigError(
             f"--draft: {shown(method)} is not one of {known}; write METHOD:N, such as mtp:3", param="draft"
         )
@@ -38,9 +40,15 @@ def draftable_of(
         raise ConfigError(
             "--domain: --acceptance says already what is accepted; drop one of them", param="domain"
         )
-    accepted = _accepted(_drafter(method, shape), acceptance, domain or OTHER, shape)
-    if colon:
-        return (accepted.drafts(token_count(count, "--draft", "METHOD:N, such as mtp:3")),)
+    if method == MODEL:
+        choice = DraftChoice.parse(draft)
+        drafter, tokens = model_drafter(draft_model_spec(choice.folder), choice.folder), choice.tokens
+    else:
+        drafter = _drafter(method, shape)
+        tokens = token_count(count, "--draft", "METHOD:N, such as mtp:3") if colon else None
+    accepted = _accepted(drafter, acceptance, domain or OTHER, shape)
+    if tokens is not None:
+        return (accepted.drafts(tokens),)
     return (NO_DRAFTS, *(accepted.drafts(tokens) for tokens in range(1, len(accepted.lengths) + 1)))
 
 
@@ -63,8 +71,8 @@ def _accepted(drafter: DrafterCosts, typed: str | None, domain: str, shape: Mode
     found = expected_lengths(load_lengths(), shape.rows_name, drafter, domain)
     if found is None:
         raise ConfigError(
-            f"--draft {drafter.name}: it hangs on the text alone how much is accepted, and nobody published it; add "
-            "--acceptance, such as 0.6 (accepted over drafted tokens of a server that runs)",
+            f"--draft {drafter.name}: how much is accepted hangs on the text and who drafts, and nobody published it; "
+            "add --acceptance, such as 0.6 (accepted over drafted tokens of a server that runs)",
             param="acceptance",
         )
     return found

@@ -21,13 +21,16 @@ _HEAD_DIM, _KV_HEADS, _INNER = 128, 8, 3.5
 class DrafterCosts:
     """layers: its own, which every drafted token passes. routed: they are like the model's, with experts in the pool;
     else dense, on the attention side. vocabulary: of its own head, 0 for the model's. at_once: one pass for all tokens
-    of a step."""
+    of a step. hidden, groups: of a draft model, which has its own size and layers, FFNs among their projections, and an
+    embedding."""
 
     name: str
     layers: int = 0
     routed: bool = False
     vocabulary: int = 0
     at_once: bool = False
+    hidden: int = 0
+    groups: tuple[AttentionLayers, ...] = ()
 
 
 NOBODY = DrafterCosts("off")
@@ -93,13 +96,14 @@ def with_drafter(shape: ModelShape, drafter: DrafterCosts) -> ModelShape:
     """The model with the drafter's layers behind its own: what is held in memory, and what prompts pass."""
     if not drafter.layers:
         return shape
-    group = _layers_of(shape, drafter)
     routed = drafter.layers if drafter.routed else 0
+    # `vocab` stands for an embedding and a head.
+    own = drafter.vocabulary * drafter.hidden // shape.hidden if drafter.groups else drafter.vocabulary // 2
     return replace(
         shape,
-        attention=(*shape.attention, group),
+        attention=(*shape.attention, *_layers_of(shape, drafter)),
         experts=replace(shape.experts, layers=shape.experts.layers + routed),
-        vocab=shape.vocab + drafter.vocabulary // 2,  # a head, where `vocab` stands for an embedding too
+        vocab=shape.vocab + own,
     )
 
 
@@ -108,7 +112,8 @@ def alone(shape: ModelShape, drafter: DrafterCosts) -> ModelShape:
     """The drafter's layers, and the head behind them, as a model of their own. Dense FFNs are among its projections."""
     return replace(
         shape,
-        attention=(_layers_of(shape, drafter),),
+        hidden=drafter.hidden or shape.hidden,
+        attention=_layers_of(shape, drafter),
         experts=replace(shape.experts, layers=drafter.layers if drafter.routed else 0),
         dense_layers=0 if drafter.routed else drafter.layers,
         dense_elems=0,
@@ -116,18 +121,20 @@ def alone(shape: ModelShape, drafter: DrafterCosts) -> ModelShape:
     )
 
 
-def _layers_of(shape: ModelShape, drafter: DrafterCosts) -> AttentionLayers:
-    """MTP: the model's own full attention behind a product of two hidden states (`eh_proj`). Else grouped attention
-    whose query, key and value take two, with a dense FFN."""
+def _layers_of(shape: ModelShape, drafter: DrafterCosts) -> tuple[AttentionLayers, ...]:
+    """Those of a draft model. MTP: the model's own full attention behind a product of two hidden states (`eh_proj`).
+    Else grouped attention whose query, key and value take two, with a dense FFN."""
     hidden = shape.hidden
+    if drafter.groups:
+        return drafter.groups
     if drafter.routed:
         like = shape.attention[0]
-        return replace(like, layers=drafter.layers, weight_elems=like.weight_elems + 2 * hidden * hidden)
+        return (replace(like, layers=drafter.layers, weight_elems=like.weight_elems + 2 * hidden * hidden),)
     heads = max(hidden // _HEAD_DIM, 1)
     grouped = min(_KV_HEADS, heads)
     wide = (heads + 2 * grouped) * _HEAD_DIM
     pair = 4.0 * heads * _HEAD_DIM
-    return AttentionLayers(
+    group = AttentionLayers(
         "gqa",
         drafter.layers,
         weight_elems=2 * hidden * wide + heads * _HEAD_DIM * hidden + int(3 * _INNER * hidden * hidden),
@@ -138,3 +145,4 @@ def _layers_of(shape: ModelShape, drafter: DrafterCosts) -> AttentionLayers:
         kv_heads=grouped,
         row_elems=3 * hidden + 2 * wide,
     )
+    return (group,)
