@@ -32,7 +32,7 @@ from afserve.clock import MonotonicClock
 from afserve.comm.disk.deepspeed_library import libraries
 from afserve.comm.disk.files import File
 from afserve.comm.disk.passes import CacheMemory
-from afserve.comm.disk.reader import Reader
+from afserve.comm.disk.reader import DiskReader
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.ways import DEEPSPEED_WAYS, WAYS, Measured, Way, fastest, measure, read_seconds, save
 from afserve.comm.disk.workers import DiskWorkers
@@ -185,12 +185,12 @@ class Node:
         return read_seconds(file, range(first * pitch, (first + count) * pitch), self.way, reader)
 
     @functools.cached_property
-    def plainly(self) -> tuple[File, Reader | None]:
+    def plainly(self) -> tuple[File, DiskReader | None]:
         """The blocks' file once more, and a process of its own that reads it where the way has one."""
         file, queue = File(self.data, direct=self.way.direct), self.way.queue
         if queue is None:
             return file, None
-        reader = Reader([file], queue, queue.asks, self.way.piece_bytes, tell=print)
+        reader = DiskReader([file], queue, queue.asks, self.way.piece_bytes, tell=print)
         reader.start()
         assert reader.wait_ready(), "the process that reads has ended"
         return file, reader

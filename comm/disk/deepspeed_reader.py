@@ -20,7 +20,7 @@ from torch import Tensor
 
 from afserve.comm.disk.deepspeed_library import ASYNC_IO, PIN_MEMORY, libraries
 from afserve.comm.disk.reader_child import serve
-from afserve.comm.disk.reader_wire import ReadAsk, Setup
+from afserve.comm.disk.reader_wire import ReadAsk, ReaderSetup
 
 _MAP_FIXED = 0x10
 
@@ -28,7 +28,7 @@ _MAP_FIXED = 0x10
 class DeepSpeedFiles:
     """A `FileBackend`: a handle, which is a thread and a queue of the kernel, for each channel."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ReaderSetup) -> None:
         async_io = _loaded()
         self._handles = [
             async_io.aio_handle(setup.block_bytes, setup.depth, False, True, 1) for _ in setup.channels

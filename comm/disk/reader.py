@@ -24,7 +24,7 @@ from queue import SimpleQueue
 
 from afserve.child import module
 from afserve.comm.disk.files import File
-from afserve.comm.disk.reader_wire import HELLO, HELLO_BYTES, REPLY_BYTES, ReadAsk, Reply, Setup
+from afserve.comm.disk.reader_wire import HELLO, HELLO_BYTES, REPLY_BYTES, ReadAsk, ReaderSetup, ReadReply
 
 SECTOR = 512  # reads past the page cache begin and end at a multiple
 START_SECONDS, ASK_SECONDS, END_SECONDS = 60.0, 10.0, 2.0
@@ -37,7 +37,7 @@ _HIDDEN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class ReadQueue:
     """`asks` reads at once, each in blocks of `block_bytes`, of which the disk has up to `depth` before it."""
 
     asks: int
@@ -50,13 +50,13 @@ class Queue:
         return self.block_bytes * self.depth
 
 
-class Reader:
+class DiskReader:
     """Reads `files`, which stay open, and whose folder has room for a probe. All calls may come from any thread."""
 
     def __init__(
         self,
         files: Sequence[File],
-        queue: Queue,
+        queue: ReadQueue,
         windows: int,
         window_bytes: int,
         command: Sequence[str] = (),
@@ -136,7 +136,7 @@ class Reader:
             channel.send(ask.encode())
             if not (raw := channel.recv(REPLY_BYTES + 1)):
                 raise ConnectionResetError(errno.ECONNRESET, "it has ended")
-            self._check(ask, Reply.unpack(raw))
+            self._check(ask, ReadReply.unpack(raw))
         except TimeoutError:
             self._fail(f"no answer within {ASK_SECONDS:g} s")
             raise
@@ -150,7 +150,7 @@ class Reader:
             self._channels.put(channel)
 
     @staticmethod
-    def _check(ask: ReadAsk, reply: Reply) -> None:
+    def _check(ask: ReadAsk, reply: ReadReply) -> None:
         if reply.number != ask.number:
             raise ValueError(f"an answer to question {reply.number} in place of {ask.number}")
         if reply.error:
@@ -212,7 +212,7 @@ class Reader:
         self._open.append(self._log)
         theirs = [one.fileno() for _, one in pairs]
         files = (*(file.descriptor for file in self._files), probe)
-        setup = Setup(
+        setup = ReaderSetup(
             theirs[0], self._descriptor, self._windows, self._window_bytes,
             self.queue.block_bytes, self.queue.depth, tuple(theirs[1:]), files,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Protocol
 
-from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, ReadAsk, Reply, Setup
+from afserve.comm.disk.reader_wire import ASK_BYTES, HELLO, ReadAsk, ReaderSetup, ReadReply
 
 
 class FileBackend(Protocol):
@@ -20,10 +20,10 @@ class FileBackend(Protocol):
         """Called by one thread for each channel. Raises OSError."""
 
 
-def serve(open_backend: Callable[[Setup], FileBackend], words: list[str]) -> NoReturn:
-    """`words` are those of `Setup`. What goes wrong is said on standard error, whose last line the node repeats."""
+def serve(open_backend: Callable[[ReaderSetup], FileBackend], words: list[str]) -> NoReturn:
+    """`words` are those of `ReaderSetup`. What goes wrong is said on standard error; the node repeats its last line."""
     sys.excepthook = _fails
-    setup = Setup.parse(words)
+    setup = ReaderSetup.parse(words)
     control = socket.socket(fileno=setup.control)
     threading.excepthook = _ends
     channels = [socket.socket(fileno=descriptor) for descriptor in setup.channels]
@@ -35,7 +35,7 @@ def serve(open_backend: Callable[[Setup], FileBackend], words: list[str]) -> NoR
     os._exit(0)  # also where a read does not come back
 
 
-def _answer(setup: Setup, backend: FileBackend, number: int, channel: socket.socket) -> None:
+def _answer(setup: ReaderSetup, backend: FileBackend, number: int, channel: socket.socket) -> None:
     try:
         while len(raw := channel.recv(ASK_BYTES)) == ASK_BYTES:
             ask, error = ReadAsk.unpack(raw), 0
@@ -44,7 +44,7 @@ def _answer(setup: Setup, backend: FileBackend, number: int, channel: socket.soc
                 backend.read(number, ask)
             except OSError as failed:
                 error = failed.errno or errno.EIO
-            channel.send(Reply(ask.number, error).encode())
+            channel.send(ReadReply(ask.number, error).encode())
     except ConnectionError:
         pass
     os._exit(0)  # the node has ended
@@ -63,7 +63,7 @@ def _fails(
     os._exit(1)
 
 
-def _check(setup: Setup, ask: ReadAsk) -> None:
+def _check(setup: ReaderSetup, ask: ReadAsk) -> None:
     """A read stays in one window, of a file that was handed over."""
     window, begin = divmod(ask.place, setup.window_bytes)
     fits = 0 < ask.size <= setup.window_bytes - begin and 0 <= window < setup.windows

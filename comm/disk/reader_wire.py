@@ -36,7 +36,7 @@ class ReadAsk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ReadReply:
     """`error` is 0 where all bytes are there."""
 
     number: int
@@ -46,7 +46,7 @@ class Reply:
         return _REPLY.pack(self.number, self.error)
 
     @classmethod
-    def unpack(cls, raw: bytes) -> "Reply":
+    def unpack(cls, raw: bytes) -> "ReadReply":
         """Raises ValueError."""
         if len(raw) != REPLY_BYTES:
             raise ValueError(f"an answer of {len(raw)} bytes in place of {REPLY_BYTES}")
@@ -54,7 +54,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ReaderSetup:
     """What the process is started with: descriptors that it inherits, and how it reads. It goes through the command
     line as numbers. `memory` has `windows` of `window_bytes`; each of `channels` is asked for one read at a time."""
 
@@ -72,7 +72,7 @@ class Setup:
         return [",".join(map(str, part)) for part in (numbers, self.channels, self.files)]
 
     @classmethod
-    def parse(cls, words: list[str]) -> "Setup":
+    def parse(cls, words: list[str]) -> "ReaderSetup":
         numbers, channels, files = (tuple(map(int, word.split(","))) for word in words)
         control, memory, windows, window_bytes, block_bytes, depth = numbers
         return cls(control, memory, windows, window_bytes, block_bytes, depth, channels, files)

@@ -27,7 +27,7 @@ NO_RECORD = bytes(RECORD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class StoreFormat:
     """What all blocks of a store are. `what` is the digest of a KV fingerprint; `pitch` bytes lie between two slots."""
 
     what: str
@@ -36,7 +36,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BlockRecord:
     """`number` counts writes from 1 on, so the slot with the highest one was written last."""
 
     name: Name
@@ -63,22 +63,22 @@ def checksum_of(name: Name, *parts: Bytes) -> int:
     return checksum
 
 
-def encode_head(kind: Kind) -> bytes:
+def encode_head(kind: StoreFormat) -> bytes:
     """HEAD_BYTES of them."""
     body = _HEAD.pack(_MAGIC, VERSION, 0, kind.block_bytes, kind.pitch, kind.what.encode())
     return (body + _CHECK.pack(_check(body, 0))).ljust(HEAD_BYTES, b"\0")
 
 
-def is_head_of(kind: Kind, raw: Bytes) -> bool:
+def is_head_of(kind: StoreFormat, raw: Bytes) -> bool:
     return bytes(raw) == encode_head(kind)
 
 
-def encode_record(slot: int, record: Record) -> bytes:
+def encode_record(slot: int, record: BlockRecord) -> bytes:
     body = _RECORD.pack(record.name, record.number, record.checksum)
     return body + _CHECK.pack(_check(body, slot))
 
 
-def decode_records(raw: Bytes) -> Iterator[tuple[int, Record]]:
+def decode_records(raw: Bytes) -> Iterator[tuple[int, BlockRecord]]:
     """(slot, record) of each that is whole; `raw` begins with slot 0, and its end may be missing."""
     view = memoryview(raw)
     for slot in range(len(view) // RECORD_BYTES):
@@ -86,7 +86,7 @@ def decode_records(raw: Bytes) -> Iterator[tuple[int, Record]]:
         body = bytes(view[at : at + _RECORD.size])
         name, number, checksum = _RECORD.unpack(body)
         if number and _CHECK.unpack_from(view, at + _RECORD.size)[0] == _check(body, slot):
-            yield slot, Record(name, number, checksum)
+            yield slot, BlockRecord(name, number, checksum)
 
 
 def _check(body: bytes, slot: int) -> int:

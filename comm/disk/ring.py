@@ -7,7 +7,7 @@ not used for longest, nearly. Integers and names; it knows no bytes and no files
 
 from collections.abc import Iterable, Sequence
 
-from afserve.comm.disk.record import Name, Record
+from afserve.comm.disk.record import BlockRecord, Name
 
 _AGEING = 4  # one part in so many of a full ring is overwritten soon
 
@@ -15,12 +15,12 @@ _AGEING = 4  # one part in so many of a full ring is overwritten soon
 class Ring:
     """`capacity` slots. `overwritten` counts blocks that were forgotten for others."""
 
-    def __init__(self, capacity: int, records: Iterable[tuple[int, Record]] = ()) -> None:
+    def __init__(self, capacity: int, records: Iterable[tuple[int, BlockRecord]] = ()) -> None:
         """`records` are those of slots that were written before; of two with one name the later counts."""
         assert capacity > 0
         self.capacity = capacity
         self.overwritten = 0
-        self._slots: list[Record | None] = []
+        self._slots: list[BlockRecord | None] = []
         self._slot_of: dict[Name, int] = {}
         self._next = self._number = 0
         for slot, record in records:
@@ -28,7 +28,7 @@ class Ring:
                 self._adopt(slot, record)
         self._next %= capacity
 
-    def _adopt(self, slot: int, record: Record) -> None:
+    def _adopt(self, slot: int, record: BlockRecord) -> None:
         self._slots += [None] * (slot + 1 - len(self._slots))
         known = self._slot_of.get(record.name)
         if record.number > self._number:
@@ -64,10 +64,10 @@ class Ring:
         known = self._slot_of
         return [name in known for name in names]
 
-    def places(self, names: Sequence[Name]) -> tuple[list[int], list[Record]]:
+    def places(self, names: Sequence[Name]) -> tuple[list[int], list[BlockRecord]]:
         """Slots and records of the names, from the first on, up to one that is not there."""
         slots: list[int] = []
-        records: list[Record] = []
+        records: list[BlockRecord] = []
         for name in names:
             if (slot := self._slot_of.get(name)) is None:
                 break
@@ -77,7 +77,7 @@ class Ring:
             records.append(record)
         return slots, records
 
-    def find(self, name: Name) -> tuple[int, Record] | None:
+    def find(self, name: Name) -> tuple[int, BlockRecord] | None:
         """Its slot and what was written there."""
         slot = self._slot_of.get(name)
         if slot is None:
@@ -108,16 +108,16 @@ class Ring:
         self._next = slots.stop % self.capacity
         return slots
 
-    def put(self, slot: int, name: Name, checksum: int) -> Record:
+    def put(self, slot: int, name: Name, checksum: int) -> BlockRecord:
         """This slot, which was taken, holds the block now."""
         self._number += 1
-        record = Record(name, self._number, checksum)
+        record = BlockRecord(name, self._number, checksum)
         if (known := self.find(name)) is not None:
             self._drop(*known)
         self._slots[slot], self._slot_of[name] = record, slot
         return record
 
-    def forget(self, name: Name, record: Record) -> bool:
+    def forget(self, name: Name, record: BlockRecord) -> bool:
         """Drop a block, unless it was written anew since; whether it was there."""
         found = self.find(name)
         if found is None or found[1] is not record:
@@ -136,7 +136,7 @@ class Ring:
         self.capacity, self._next = slot, 0
         return True
 
-    def _drop(self, slot: int, record: Record) -> None:
+    def _drop(self, slot: int, record: BlockRecord) -> None:
         self._slots[slot] = None
         del self._slot_of[record.name]
 

@@ -16,16 +16,16 @@ from pathlib import Path
 
 from afserve.comm.disk.files import File, Lane
 from afserve.comm.disk.passes import CacheMemory, Passes
-from afserve.comm.disk.reader import Reader
+from afserve.comm.disk.reader import DiskReader
 from afserve.comm.disk.record import (
     HEAD_BYTES,
     NO_RECORD,
     RECORD_BYTES,
+    BlockRecord,
     Blocks,
     Bytes,
-    Kind,
     Name,
-    Record,
+    StoreFormat,
     checksum_of,
     decode_records,
     encode_head,
@@ -41,20 +41,20 @@ DAMAGED, UNREADABLE = "damaged", "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SlotRun:
     """Blocks side by side in the data file, from slot `first` on; `begin` is the place of the first in what was
     asked."""
 
     begin: int
     first: int
     names: tuple[Name, ...]
-    records: tuple[Record, ...]
+    records: tuple[BlockRecord, ...]
 
 
 class DiskStore:
     """`limit` bytes at most are kept. `dropped` counts blocks that were given up when they were read, by reason."""
 
-    def __init__(self, lane: Lane, kind: Kind, limit: int, spared: int = SPARED_BYTES) -> None:
+    def __init__(self, lane: Lane, kind: StoreFormat, limit: int, spared: int = SPARED_BYTES) -> None:
         """Takes the lane over. Raises OSError."""
         self._lane, self.kind, self._spared = lane, kind, spared
         self._guard = threading.Lock()
@@ -82,7 +82,7 @@ class DiskStore:
 
         Blocks of another kind are in another folder. `direct` reads go past the page cache.
         """
-        kind = Kind(what, block_bytes, -(-block_bytes // _ALIGNED) * _ALIGNED)
+        kind = StoreFormat(what, block_bytes, -(-block_bytes // _ALIGNED) * _ALIGNED)
         own = Lane.take(folder / what[:_FOLDER_DIGITS], lane, direct=direct)
         try:
             return cls(own, kind, limit, spared)
@@ -101,7 +101,7 @@ class DiskStore:
             lane.close()
             raise
 
-    def _restart(self) -> list[tuple[int, Record]]:
+    def _restart(self) -> list[tuple[int, BlockRecord]]:
         """What an earlier process left; of another kind, or without a head, it is thrown away."""
         index = self._lane.index
         if is_head_of(self.kind, index.read(0, HEAD_BYTES)):
@@ -196,7 +196,7 @@ class DiskStore:
 
     # ---- reading
 
-    def spans(self, names: Sequence[Name], most_bytes: int) -> list[Span]:
+    def spans(self, names: Sequence[Name], most_bytes: int) -> list[SlotRun]:
         """Where the first of these are that are there, in spans of at most so many bytes (one block at least)."""
         most = max(1, most_bytes // self.kind.pitch)
         with self._guard:
@@ -204,11 +204,11 @@ class DiskStore:
         spans, begin = [], 0
         for at in range(1, len(slots) + 1):
             if at == len(slots) or slots[at] != slots[at - 1] + 1 or at - begin == most:
-                spans.append(Span(begin, slots[begin], tuple(names[begin:at]), tuple(records[begin:at])))
+                spans.append(SlotRun(begin, slots[begin], tuple(names[begin:at]), tuple(records[begin:at])))
                 begin = at
         return spans
 
-    def fetch(self, span: Span, buffer: memoryview) -> int | None:
+    def fetch(self, span: SlotRun, buffer: memoryview) -> int | None:
         """Fill `buffer` with the span's slots; how many bytes came, None where they cannot be read."""
         pitch = self.kind.pitch
         try:
@@ -216,8 +216,8 @@ class DiskStore:
         except OSError:
             return None
 
-    def fetch_by(self, reader: Reader, span: Span, window: memoryview) -> int:
-        """As `fetch`, by another process, into a window of its memory. Raises OSError, as `Reader.read_into`."""
+    def fetch_by(self, reader: DiskReader, span: SlotRun, window: memoryview) -> int:
+        """As `fetch`, by another process, into a window of its memory. Raises OSError, as `DiskReader.read_into`."""
         pitch = self.kind.pitch
         return reader.read_into(window[: len(span.names) * pitch], self._lane.data, span.first * pitch)
 
@@ -231,7 +231,7 @@ class DiskStore:
         """Whether nothing lies between two slots, so that `fetch_parts` may be used."""
         return self.kind.pitch == self.kind.block_bytes
 
-    def fetch_parts(self, span: Span, blocks: Blocks) -> int | None:
+    def fetch_parts(self, span: SlotRun, blocks: Blocks) -> int | None:
         """As `fetch`, into each block's own memory."""
         try:
             parts = list(itertools.chain.from_iterable(blocks))
@@ -239,12 +239,12 @@ class DiskStore:
         except OSError:
             return None
 
-    def in_buffer(self, span: Span, buffer: memoryview) -> Blocks:
+    def in_buffer(self, span: SlotRun, buffer: memoryview) -> Blocks:
         """The blocks that `fetch` brings."""
         pitch, size = self.kind.pitch, self.kind.block_bytes
         return [[buffer[at * pitch : at * pitch + size]] for at in range(len(span.names))]
 
-    def check_read(self, span: Span, blocks: Blocks, fetched: int | None) -> int:
+    def check_read(self, span: SlotRun, blocks: Blocks, fetched: int | None) -> int:
         """How many blocks of what was fetched are right, from the first on.
 
         Wrong ones are forgotten. A block that was overwritten meanwhile is wrong, and none that is dropped.
@@ -257,7 +257,7 @@ class DiskStore:
         ]
         return self._count(span, whole, UNREADABLE if fetched is None else DAMAGED)
 
-    def fetch_checked(self, passes: Passes, span: Span, memory: CacheMemory, window: memoryview) -> int:
+    def fetch_checked(self, passes: Passes, span: SlotRun, memory: CacheMemory, window: memoryview) -> int:
         """`fetch_parts` and `check_read` in one pass, into the cache's own memory by way of `window`."""
         sums, pitch = [record.checksum for record in span.records], self.kind.pitch
         try:
@@ -269,7 +269,7 @@ class DiskStore:
         return self._count(span, whole, DAMAGED)
 
     def copy_checked(
-        self, passes: Passes, span: Span, memory: CacheMemory, buffer: memoryview, fetched: int
+        self, passes: Passes, span: SlotRun, memory: CacheMemory, buffer: memoryview, fetched: int
     ) -> int:
         """`check_read` of what `fetch_by` brought; the same pass copies right blocks to the cache's memory."""
         pitch, size = self.kind.pitch, self.kind.block_bytes
@@ -281,7 +281,7 @@ class DiskStore:
         whole = passes.put(addresses, some, span.names[:came], sums) if came else []
         return self._count(span, [*whole, *(False for _ in range(len(span.names) - came))], DAMAGED)
 
-    def _count(self, span: Span, whole: Sequence[bool], reason: str) -> int:
+    def _count(self, span: SlotRun, whole: Sequence[bool], reason: str) -> int:
         """Right ones from the first on; those that are not whole are forgotten."""
         right = whole.index(False) if False in whole else len(whole)
         for at in range(right, len(whole)):
@@ -291,11 +291,11 @@ class DiskStore:
             self.bytes_read += right * self.kind.block_bytes
         return right
 
-    def read(self, span: Span, buffer: memoryview) -> int:
+    def read(self, span: SlotRun, buffer: memoryview) -> int:
         """Both: how many blocks of the span are in `buffer`."""
         return self.check_read(span, self.in_buffer(span, buffer), self.fetch(span, buffer))
 
-    def _give_up(self, name: Name, record: Record, reason: str) -> None:
+    def _give_up(self, name: Name, record: BlockRecord, reason: str) -> None:
         with self._guard:
             if self._ring.forget(name, record):
                 self.dropped[reason] += 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from afserve.comm.disk.files import File
-from afserve.comm.disk.reader import Queue, Reader
+from afserve.comm.disk.reader import DiskReader, ReadQueue
 from afserve.errors import CheckpointError, ConfigError
 from afserve.json_file import read_object
 
@@ -40,7 +40,7 @@ class Way:
 
     direct: bool = False
     readers: int = 2
-    queue: Queue | None = None
+    queue: ReadQueue | None = None
 
     @property
     def piece_bytes(self) -> int:
@@ -77,8 +77,8 @@ class Measured:
 
 
 WAYS = (*(Way(False, readers) for readers in (1, 2, 4)), *(Way(True, readers) for readers in (1, 4, 16)))
-DEEPSPEED_WAYS = tuple(Way(queue=Queue(asks, 256 << 10, 16)) for asks in (2, 4))
-Source = tuple[File, Reader | None]  # a file, and a process that reads it
+DEEPSPEED_WAYS = tuple(Way(queue=ReadQueue(asks, 256 << 10, 16)) for asks in (2, 4))
+Source = tuple[File, DiskReader | None]  # a file, and a process that reads it
 
 
 def measure(
@@ -90,7 +90,7 @@ def measure(
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Measured]:
     """Of each way that the file system has. Short reads take turns, since a shared disk changes its rate from second to
-    second. `command` is that of `Reader`; `tell` gets the reason where a way with a queue cannot be had.
+    second. `command` is that of `DiskReader`; `tell` gets the reason where a way with a queue cannot be had.
     Raises ConfigError where the folder cannot be used."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix="io-") as own, ExitStack() as opened:
@@ -101,7 +101,7 @@ def measure(
                 file = File(path, direct=way.direct)
                 opened.callback(file.close)
                 if way.queue is not None:
-                    reader = Reader([file], way.queue, way.queue.asks, way.piece_bytes, command, tell)
+                    reader = DiskReader([file], way.queue, way.queue.asks, way.piece_bytes, command, tell)
                     opened.callback(reader.close)
                     reader.start()
                     sources[way] = file, reader
@@ -140,7 +140,7 @@ def _in_turns(sources: dict[Way, Source], size: int, rounds: int) -> list[Measur
     ]
 
 
-def _cpu_seconds(reader: Reader | None) -> float:
+def _cpu_seconds(reader: DiskReader | None) -> float:
     """Of a processor, of this process and the one that reads for it."""
     return time.process_time() + (reader.cpu_seconds if reader is not None else 0.0)
 
@@ -183,7 +183,7 @@ def chosen(folder: Path) -> Way:
     return Way(direct, readers, _queue(found.get("deepspeed")))
 
 
-def _queue(found: object) -> Queue | None:
+def _queue(found: object) -> ReadQueue | None:
     """None where it is none that may be used."""
     if not isinstance(found, dict):
         return None
@@ -192,7 +192,7 @@ def _queue(found: object) -> Queue | None:
         return None
     whole = block % _PAGE == 0 and 0 < block <= _MOST_PIECE_BYTES
     return (
-        Queue(asks, block, depth)
+        ReadQueue(asks, block, depth)
         if whole and 1 <= asks <= _MOST_READERS and 1 <= depth <= _MOST_DEPTH
         else None
     )
@@ -207,7 +207,7 @@ def _write(path: Path, size: int) -> None:
         file.close()
 
 
-def read_seconds(file: File, place: range, way: Way, reader: Reader | None = None) -> float:
+def read_seconds(file: File, place: range, way: Way, reader: DiskReader | None = None) -> float:
     """For the bytes of a file at `place`, into buffers that are used again; by `reader` where there is one. Raises
     OSError."""
     piece, guard = way.piece_bytes, threading.Lock()

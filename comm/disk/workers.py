@@ -14,9 +14,9 @@ from queue import SimpleQueue
 
 from afserve.comm.disk.deepspeed_library import libraries
 from afserve.comm.disk.passes import CacheMemory, Passes
-from afserve.comm.disk.reader import Reader
+from afserve.comm.disk.reader import DiskReader
 from afserve.comm.disk.record import Blocks, Bytes, Name
-from afserve.comm.disk.store import DiskStore, Span
+from afserve.comm.disk.store import DiskStore, SlotRun
 from afserve.comm.disk.ways import Way
 
 _PIECE_BLOCKS = 8  # of one read at least, where that many are not too large
@@ -33,7 +33,7 @@ class Read:
     """The first `right` blocks of a span, in `buffer` from slot to slot, or without one in place."""
 
     job: int
-    span: Span
+    span: SlotRun
     right: int
     buffer: memoryview | None = None
 
@@ -43,7 +43,7 @@ class _Job:
     """A span to be read, and where to, from its first block on; None reads into a buffer."""
 
     number: int
-    span: Span
+    span: SlotRun
     place: Place | None
 
 
@@ -70,7 +70,7 @@ class DiskWorkers:
         way: Way = Way(),  # noqa: B008
         command: Sequence[str] = (),
     ) -> None:
-        """`command` is that of `Reader`."""
+        """`command` is that of `DiskReader`."""
         self.store, self._wake, self._tell = store, wake, tell
         self.done: deque[Read] = deque()
         self.writable, self.refused = True, 0
@@ -98,7 +98,7 @@ class DiskWorkers:
         self._threads.append(threading.Thread(target=self._check, name="disk-check", daemon=True))
         self._threads.append(threading.Thread(target=self._write, name="disk-write", daemon=True))
 
-    def _opened(self, command: Sequence[str]) -> Reader | None:
+    def _opened(self, command: Sequence[str]) -> DiskReader | None:
         if (queue := self._way.queue) is None:
             return None
         if not command and libraries() is None:
@@ -106,7 +106,9 @@ class DiskWorkers:
             return None
         size = -(-self._piece // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            return Reader([self.store.data], queue, queue.asks * _BUFFERS, size, command, self._tell_ended)
+            return DiskReader(
+                [self.store.data], queue, queue.asks * _BUFFERS, size, command, self._tell_ended
+            )
         except OSError as error:
             self._tell_ended(str(error))
             return None
@@ -202,7 +204,7 @@ class DiskWorkers:
                 self._read_in_place(job, job.place(job.span.begin, len(job.span.names)), buffer)
                 self._buffers.put(buffer)
 
-    def _asked(self, reader: Reader, job: _Job, window: memoryview) -> bool:
+    def _asked(self, reader: DiskReader, job: _Job, window: memoryview) -> bool:
         """Whether the process read it."""
         try:
             fetched = self.store.fetch_by(reader, job.span, window)

@@ -15,7 +15,8 @@ from afserve.comm.kv.messages import (
     Ack,
     Among,
     Coming,
-    End,
+    CopiesKept,
+    EndTransfer,
     Grant,
     Name,
     Offer,
@@ -23,14 +24,13 @@ from afserve.comm.kv.messages import (
     Prefill,
     Renew,
     Row,
-    Settled,
     Want,
 )
 from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.store import BlockStore
-from afserve.comm.kv.wires import Closed, Event, Said, Wires
+from afserve.comm.kv.wires import Closed, Event, PeerMessage, Wires
 
 LINGERS = 0.002  # seconds without anything new, then it sleeps: to be woken may take as long
 OFFER_SECONDS = 2.0  # until an offer that nobody answered is over, and for the pull that answers it
@@ -216,7 +216,7 @@ class Exchange:
         while self._events:
             event = self._events.popleft()
             self._take(event, now)
-            if isinstance(event, Said):
+            if isinstance(event, PeerMessage):
                 self._wires.used(event)
             if (now := self._clock.now()) >= until:
                 break
@@ -241,7 +241,7 @@ class Exchange:
         match event.message:
             case Prefill() | Want() | Ack() | Renew() | Abort() as said:
                 self._lender.heard(peer, said, now)
-            case Grant() | Piece() | End() | Coming() | Row() as said:
+            case Grant() | Piece() | EndTransfer() | Coming() | Row() as said:
                 self._puller.heard(peer, said, now)
             case Among() as said:
                 self.sharing.heard(peer, said, now)
@@ -250,7 +250,7 @@ class Exchange:
                     peer, names, now, OFFER_SECONDS, generation=generation, copies=True
                 )
                 self._keeping[transfer] = peer, number
-            case Settled(number, count):
+            case CopiesKept(number, count):
                 if self._offers.get(number, (None,))[0] == peer:
                     self._offer_over(number, count)
 
@@ -268,7 +268,7 @@ class Exchange:
             if (kept_for := self._keeping.pop(pulled.transfer, None)) is None:
                 self.ended.append(pulled)
             else:
-                self._wires.send(kept_for[0], Settled(kept_for[1], pulled.here + pulled.received))
+                self._wires.send(kept_for[0], CopiesKept(kept_for[1], pulled.here + pulled.received))
         self._puller.ended.clear()
 
     def _offer_over(self, offer: int, count: int) -> None:

@@ -20,7 +20,8 @@ from afserve.comm.kv.messages import (
     Ack,
     Among,
     Coming,
-    End,
+    CopiesKept,
+    EndTransfer,
     Fetched,
     Grant,
     Message,
@@ -32,7 +33,6 @@ from afserve.comm.kv.messages import (
     Prefill,
     Renew,
     Row,
-    Settled,
     Told,
     Want,
     blocks_of_piece,
@@ -95,9 +95,9 @@ _FORMS: dict[type[Message], _Form] = {
     Ack: _form(1, "first:I count:I slot:q"),
     Renew: _form(1),
     Abort: _form(1),
-    End: _form(1, "", "why", lambda why: why.encode()[:_MOST_WHY], _why),
+    EndTransfer: _form(1, "", "why", lambda why: why.encode()[:_MOST_WHY], _why),
     Offer: _form(1, "generation:I", "names", b"".join, _names),
-    Settled: _form(1, "count:I"),
+    CopiesKept: _form(1, "count:I"),
     Prefill: _form(
         1, "request:Q generation:I priority:i share:H here:I life:I count:I salted:H named:H", "tokens"
     ),
@@ -199,7 +199,7 @@ def _limits(head: Head, block_bytes: int) -> tuple[int, int, bool]:
     if kind is Among:
         most = 4 * MOST_TOKENS if not count else max(PIECE_BYTES, block_bytes)
         return 0, most, first + count <= MOST_TOKENS
-    return 0, _MOST_WHY if kind is End else 0, first + count <= MOST_NAMES
+    return 0, _MOST_WHY if kind is EndTransfer else 0, first + count <= MOST_NAMES
 
 
 def decode(head: Head, body: Payload) -> Message:

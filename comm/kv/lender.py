@@ -13,7 +13,7 @@ from afserve.comm.kv.messages import (
     Abort,
     Ack,
     Coming,
-    End,
+    EndTransfer,
     Grant,
     Name,
     Piece,
@@ -212,7 +212,7 @@ class Lender:
             self._drop(key)
             self._close(key)
             self.wires.send(
-                key[0], End(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over")
+                key[0], EndTransfer(key[1], f"nothing was heard for {LEASE_SECONDS:g} s: the lease is over")
             )
         for request in [request for request, parted in self._parted.items() if now >= parted.until]:
             self.lapsed += 1
@@ -255,7 +255,7 @@ class Lender:
         other = generation != self.generation
         if other or len(self._leases) >= MOST_LEASES:
             why = f"this is life {self.generation}" if other else f"{MOST_LEASES} leases are the limit"
-            self.wires.send(key[0], End(key[1], f"{why}, compute the tokens again"))
+            self.wires.send(key[0], EndTransfer(key[1], f"{why}, compute the tokens again"))
             return True
         return False
 

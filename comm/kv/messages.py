@@ -84,7 +84,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndTransfer:
     """The lender sends no more of it."""
 
     transfer: int
@@ -101,7 +101,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class CopiesKept:
     """Of the blocks of an offer, the first `count` are kept now."""
 
     transfer: int
@@ -200,9 +200,9 @@ Message = (
     | Ack
     | Renew
     | Abort
-    | End
+    | EndTransfer
     | Offer
-    | Settled
+    | CopiesKept
     | Prefill
     | Coming
     | Row

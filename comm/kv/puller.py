@@ -15,7 +15,7 @@ from afserve.comm.kv.messages import (
     Abort,
     Ack,
     Coming,
-    End,
+    EndTransfer,
     Grant,
     Message,
     Name,
@@ -192,7 +192,7 @@ class Puller:
         if (pull := self._pulls.get(transfer)) is not None:
             self._give_up(pull, now, "cancelled")
 
-    def heard(self, peer: int, message: Grant | Piece | End | Coming | Row, now: float) -> None:
+    def heard(self, peer: int, message: Grant | Piece | EndTransfer | Coming | Row, now: float) -> None:
         """Of a transfer that is over, or was never this peer's, nothing is taken."""
         if isinstance(message, Coming):
             self.loads[peer] = Load(now, message.queued, message.rate)
@@ -211,7 +211,7 @@ class Puller:
                 self._piece(pull, message, now)
             case Row():
                 self._row(pull, message)
-            case End(_, why):
+            case EndTransfer(_, why):
                 self._end(pull, now, why or "its owner ended it")
 
     def lost(self, peer: int, now: float, why: str) -> None:

@@ -20,7 +20,7 @@ from afserve.comm.kv.messages import Ack, Message, Piece, blocks_of_piece
 from afserve.comm.kv.reach import address_of, connect
 from afserve.comm.kv.rooms import OwnSlots, PeerSlots, Room, share, slot_bytes
 from afserve.comm.kv.stream import PeerStream, parts_of
-from afserve.comm.kv.wires import Closed, Event, Said, Wires
+from afserve.comm.kv.wires import Closed, Event, PeerMessage, Wires
 from afserve.comm.transports import greeting
 from afserve.comm.transports.encrypted import Connection, Encrypted
 from afserve.comm.transports.entrance import Entrance, Newcomer
@@ -126,7 +126,7 @@ class SocketWires(Wires):
         stream = self._streams.get(peer)
         return Room(memoryview(bytearray(size))) if stream is None else stream.room(size)
 
-    def used(self, said: Said) -> None:
+    def used(self, said: PeerMessage) -> None:
         stream = self._streams.get(said.peer)
         if stream is None or not isinstance(said.message, Piece):
             return
@@ -253,7 +253,7 @@ class SocketWires(Wires):
             if stream.closed:
                 return False
             said = stream.read() if what & ~ROOM else []
-            self._events += [Said(stream.peer, one) for one in said if not stream.fetched(one)]
+            self._events += [PeerMessage(stream.peer, one) for one in said if not stream.fetched(one)]
             room = stream.error is None and self._write(stream)
             if (found := stream.error) is not None:
                 self._end(stream.peer, found.message if isinstance(found, ProtocolError) else _gone(found))

@@ -3,6 +3,7 @@
 A number is never used again. What is sent before a connection stands goes out when it does.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from afserve.comm.kv.messages import Message
@@ -10,7 +11,7 @@ from afserve.comm.kv.rooms import Room
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PeerMessage:
     """A message of a peer."""
 
     peer: int
@@ -25,19 +26,19 @@ class Closed:
     why: str
 
 
-Event = Said | Closed
+Event = PeerMessage | Closed
 
 
-class Wires:
+class Wires(ABC):
     """All calls come from one thread; none waits. What is here already is so where another thread serves them."""
 
+    @abstractmethod
     def dial(self, address: str) -> int:
         """A peer's number, at once; who does not answer, or does not agree, is Closed later."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, peer: int, message: Message) -> None:
         """To a peer whose connection has ended, nothing."""
-        raise NotImplementedError
 
     def has_room(self, peer: int) -> bool:
         """Whether the bytes of one more piece may be under way to it. Who waits for that is woken."""
@@ -51,18 +52,18 @@ class Wires:
         """Memory for them, where it `has_room`: a Piece is made over it and sent."""
         return Room(memoryview(bytearray(size)))
 
+    @abstractmethod
     def receive(self, keep: bool = False) -> list[Event]:
         """What has happened since the last call. Who is to `keep` all connections to itself calls again at once, or
         says that it does not."""
-        raise NotImplementedError
 
-    def give_way(self) -> None:
+    def give_way(self) -> None:  # noqa: B027  nothing, unless it says otherwise
         """The caller looks for what comes, and lets others have its core. Where the other end has, it goes on apart."""
 
-    def apart(self, peer: int) -> None:
+    def apart(self, peer: int) -> None:  # noqa: B027  nothing, unless it says otherwise
         """Much will go there: not from the core where that end waits for it."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027  nothing, unless it says otherwise
         """The caller has something else to do, or will wait."""
 
     @property
@@ -75,8 +76,9 @@ class Wires:
         """Whether a part of a message came at the last `receive`."""
         return False
 
-    def used(self, said: Said) -> None:
+    def used(self, said: PeerMessage) -> None:  # noqa: B027  nothing, unless it says otherwise
         """Nobody looks at the bytes of this message any more."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """All connections."""

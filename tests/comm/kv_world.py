@@ -17,7 +17,7 @@ from afserve.comm.kv.forms import decode, decode_head, encode
 from afserve.comm.kv.messages import Offer, Want, checksum_of
 from afserve.comm.kv.puller import Prompt
 from afserve.comm.kv.rooms import Room
-from afserve.comm.kv.wires import Closed, Said
+from afserve.comm.kv.wires import Closed, PeerMessage
 from afserve.engine.kv.blocks import BlockPool, block_hash
 from afserve.errors import ProtocolError
 
@@ -138,7 +138,7 @@ class Wires(wires.Wires):
     def __init__(self, world: "World", node: Addressed) -> None:
         self.world, self.node = world, node
         self.links: dict[int, tuple[Link, int]] = {}  # by peer: the link, and which end this is
-        self.events: list[Said | Closed] = []
+        self.events: list[PeerMessage | Closed] = []
         self.numbers = 0
 
     def join(self, link: Link, end: int) -> int:
@@ -173,7 +173,7 @@ class Wires(wires.Wires):
     def room(self, peer: int, size: int) -> Room:
         return Room(memoryview(bytearray(size)))
 
-    def used(self, said: Said) -> None:
+    def used(self, said: PeerMessage) -> None:
         self.world.happened["used"] += 1
 
     kept = moving = False
@@ -310,7 +310,7 @@ class World:
                 return
             if isinstance(message, (Want, Offer)) and message.names[0] not in self.known:
                 self.happened["another chain"] += 1
-            wires.events.append(Said(peer, message))
+            wires.events.append(PeerMessage(peer, message))
 
     def cut(self, link: Link) -> None:
         link.dead = True

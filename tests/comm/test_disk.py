@@ -21,8 +21,8 @@ from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import (
     HEAD_BYTES,
     RECORD_BYTES,
-    Kind,
-    Record,
+    BlockRecord,
+    StoreFormat,
     checksum_of,
     decode_records,
     encode_record,
@@ -227,10 +227,10 @@ def test_what_cannot_be_read_is_dropped(by, tmp_path, monkeypatch):
 
 
 def test_a_record_belongs_to_its_slot():
-    record = Record(name_of(1), 4, 77)
+    record = BlockRecord(name_of(1), 4, 77)
     raw = encode_record(2, record)
     assert list(decode_records(bytes(2 * RECORD_BYTES) + raw)) == [(2, record)]
-    assert list(decode_records(raw)) == [] and Kind("a", 1, 512) != Kind("a", 2, 512)
+    assert list(decode_records(raw)) == [] and StoreFormat("a", 1, 512) != StoreFormat("a", 2, 512)
 
 
 BLOCK = st.integers(0, 40)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from afserve.comm.disk import reader as reader_module
 from afserve.comm.disk.files import File
-from afserve.comm.disk.reader import Queue, Reader
-from afserve.comm.disk.reader_wire import ReadAsk, Reply, Setup
+from afserve.comm.disk.reader import DiskReader, ReadQueue
+from afserve.comm.disk.reader_wire import ReadAsk, ReaderSetup, ReadReply
 from afserve.comm.disk.store import DAMAGED
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
@@ -37,7 +37,7 @@ from tests.comm.test_disk import (
 )
 
 pytestmark = pytest.mark.process
-QUEUE = Queue(2, 4096, 4)
+QUEUE = ReadQueue(2, 4096, 4)
 PAGE = 4096
 
 
@@ -71,7 +71,7 @@ class Started:
 
     def __init__(self, path, command, windows=4, window_bytes=4 * PAGE):
         self.told, self.file = [], File(path)
-        self.reader = Reader([self.file], QUEUE, windows, window_bytes, command, self.told.append)
+        self.reader = DiskReader([self.file], QUEUE, windows, window_bytes, command, self.told.append)
         self.reader.start()
 
     def __enter__(self):
@@ -200,13 +200,13 @@ def test_a_read_outside_of_what_it_has_is_refused(tmp_path):
 def test_messages_come_back_as_they_were(five, more):
     ask = ReadAsk(*five)
     assert ReadAsk.unpack(ask.encode()) == ask
-    reply = Reply(five[0], five[1])
-    assert Reply.unpack(reply.encode()) == reply
+    reply = ReadReply(five[0], five[1])
+    assert ReadReply.unpack(reply.encode()) == reply
     for size in (0, len(reply.encode()) - 1, len(reply.encode()) + 1):
         with pytest.raises(ValueError, match="bytes in place of"):
-            Reply.unpack(bytes(size))
-    setup = Setup(*more[:6], tuple(more), tuple(more[:1]))
-    assert Setup.parse(setup.words()) == setup
+            ReadReply.unpack(bytes(size))
+    setup = ReaderSetup(*more[:6], tuple(more), tuple(more[:1]))
+    assert ReaderSetup.parse(setup.words()) == setup
 
 
 # ---- under the store
@@ -358,7 +358,7 @@ class ReaderScene(Scene):
         self.begin()
 
     def begin(self):
-        self.reader = Reader([self.store.data], QUEUE, 1, 4 * PAGE, self.command)
+        self.reader = DiskReader([self.store.data], QUEUE, 1, 4 * PAGE, self.command)
         self.reader.start()
         assert self.reader.wait_ready()
 
@@ -432,9 +432,9 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path, fault):
         import sys, threading, time
         from pathlib import Path
         from afserve.comm.disk.files import File
-        from afserve.comm.disk.reader import Queue, Reader
+        from afserve.comm.disk.reader import ReadQueue, DiskReader
         file = File(Path({str(tmp_path)!r}) / "data")
-        reader = Reader([file], Queue(2, 4096, 4), 2, 16384, {plain(fault)!r})
+        reader = DiskReader([file], ReadQueue(2, 4096, 4), 2, 16384, {plain(fault)!r})
         reader.start()
         assert reader.wait_ready()
         ask = lambda: reader.read_into(reader.windows[0][:512], file, 0)
@@ -449,14 +449,15 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path, fault):
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait()
-        child.wait(30)
+        gone, _ = psutil.wait_procs([child], 30)
+        assert gone, "it outlives its parent"
 
 
 # ---- measured
 
 
 def test_it_is_measured_beside_the_threads(tmp_path, command):
-    ways = (Way(False, 1), Way(queue=Queue(2, 64 << 10, 4)))
+    ways = (Way(False, 1), Way(queue=ReadQueue(2, 64 << 10, 4)))
     told = []
     found = measure(tmp_path, 4 << 20, ways, 2, command, told.append)
     assert [one.way for one in found] == list(ways) and not told
@@ -474,7 +475,7 @@ def test_the_reason_of_a_failed_read_is_told_though_it_is_closed_at_once(tmp_pat
     """As by `measure`: the thread that tells may be slower than whoever has done with it."""
     (tmp_path / "data").write_bytes(bytes(PAGE))
     file, told = File(tmp_path / "data"), []
-    reader = Reader([file], QUEUE, QUEUE.asks, QUEUE.piece_bytes, plain("fails"), told.append)
+    reader = DiskReader([file], QUEUE, QUEUE.asks, QUEUE.piece_bytes, plain("fails"), told.append)
     reader.start()
     assert reader.wait_ready()
     reaped = reader._reaped
@@ -487,7 +488,7 @@ def test_the_reason_of_a_failed_read_is_told_though_it_is_closed_at_once(tmp_pat
 
 
 def test_threads_of_a_queue_are_those_that_were_fastest(tmp_path):
-    queue = Queue(2, 1 << 20, 8)
+    queue = ReadQueue(2, 1 << 20, 8)
     slow, fast = Measured(Way(False, 1), 1e9, 1e-10), Measured(Way(True, 16), 2e9, 1e-10)
     best = Measured(Way(queue=queue), 3e9, 1e-10)
     assert fastest([slow, fast, best]) == Measured(Way(True, 16, queue), 3e9, 1e-10)

@@ -13,7 +13,7 @@ from afserve.comm.kv.messages import Ack, Piece
 from afserve.comm.kv.reach import listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.kv.stream import PeerStream
-from afserve.comm.kv.wires import Closed, Said
+from afserve.comm.kv.wires import Closed, PeerMessage
 from afserve.comm.transports.entrance import listen_on
 from tests.comm.kv_world import BLOCK, Store, chain
 
@@ -36,7 +36,7 @@ class Wired:
 
     def look(self, keep=False):
         for event in self.wires.receive(keep):
-            if isinstance(event, Said):
+            if isinstance(event, PeerMessage):
                 message = event.message
                 if isinstance(message, Piece):
                     assert bytes(message.payload) == bytes([message.transfer % 251]) * len(message.payload)

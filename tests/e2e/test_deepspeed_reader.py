@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from afserve import LLM, SamplingParams
-from afserve.comm.disk.reader import Queue
+from afserve.comm.disk.reader import ReadQueue
 from afserve.comm.disk.ways import Measured, Way, save
 from tests.comm.readers import command_of
 
@@ -37,7 +37,7 @@ def wait(until):
 def test_its_process_is_killed_while_the_node_serves(tmp_path, monkeypatch, caplog):
     command_of("deepspeed", monkeypatch)
     caplog.set_level(logging.INFO, "afserve")
-    save(tmp_path, Measured(Way(queue=Queue(2, 256 << 10, 16)), 1e9))
+    save(tmp_path, Measured(Way(queue=ReadQueue(2, 256 << 10, 16)), 1e9))
     draw = random.Random(3)
     prompts = [[draw.randrange(10, 400) for _ in range(3000)] for _ in range(6)]
     settings = {

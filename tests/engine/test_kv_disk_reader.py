@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from afserve.comm.disk.passes import Passes
-from afserve.comm.disk.reader import Queue
+from afserve.comm.disk.reader import ReadQueue
 from afserve.comm.disk.ways import Way
 from tests.comm.readers import KINDS, command_of
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
-WAY = Way(queue=Queue(2, 4096, 4))
+WAY = Way(queue=ReadQueue(2, 4096, 4))
 
 
 @pytest.fixture(params=["one pass", "by copies"])

@@ -182,9 +182,11 @@ def test_copies_are_offered_in_order_one_offer_at_a_time():
     assert copier.blocks == 8, "nobody's offer"
 
 
-def test_the_loop_tells_only_who_keeps_copies(scene):
-    *_, moves = scene
+def test_a_node_without_a_copier_offers_nobody_anything(scene):
+    node, exchange, _, moves = scene
+    node.written = {1: [bytes([block]) * 16 for block in range(4)]}
     moves.copy_to(keepers_of(peers(0, 1), 0, 1))
+    assert moves.turn() == [] and not exchange.offers
 
 
 def test_status_says_what_moved_once_something_has():

@@ -6,7 +6,7 @@ from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Prefill
 from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.split_messages import Go, Leave, Propose, wrap
-from afserve.comm.kv.wires import Event, Said
+from afserve.comm.kv.wires import Event, PeerMessage
 from afserve.engine.kv.moving.prefilling import Prefilling
 from afserve.engine.kv.moving.restoring import Restores
 from tests.comm.kv_world import Store
@@ -81,7 +81,7 @@ def told(*messages):
     prefilling = Prefilling(node, exchange, FakeClock(), 2, lambda blocks: 0.0, restores)
     asked = Prefill(3, 1, 1, tuple(range(SPLIT.end)))
     for turn in ([Propose(77, SPLIT, MEMBERS, asked)], messages, []):
-        mine.events = [Said(5, wrap(message)) for message in turn]
+        mine.events = [PeerMessage(5, wrap(message)) for message in turn]
         exchange.turn(1.0)
         prefilling.take()
     return node, exchange

@@ -266,8 +266,9 @@ COMMONLY = {
 def test_the_configs_are_good(tmp_path):
     for family, config in CONFIGS.items():
         spec = load(tmp_path, {"model_type": family, **config})
-        choose(spec, ModelSource(str(tmp_path), family), MACHINE, Wishes())
-        load_model(str(tmp_path))
+        plan = choose(spec, ModelSource(str(tmp_path), family), MACHINE, Wishes())
+        assert plan.attention.total > 0 and plan.expert.total > 0, family
+        assert load_model(str(tmp_path)).experts.layers == spec.moe_layers, family
 
 
 @pytest.mark.slow

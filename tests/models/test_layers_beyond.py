@@ -38,8 +38,9 @@ def test_fewer_layers_than_there_are_is_refused(tiny_checkpoint, tmp_path):
 
 def test_with_random_weights_the_first_layers_may_be_asked_for(tiny_checkpoint, tmp_path):
     folder = str(cut(tiny_checkpoint("qwen3"), tmp_path / "cut", num_hidden_layers=2).path)
-    colocated(ModelSource(folder, "cut", load_format="dummy"), config())
-    colocated(ModelSource(folder, "cut", load_format="dummy", layers=1), config())
+    for layers, wanted in ((None, 2), (1, 1)):
+        node = colocated(ModelSource(folder, "cut", load_format="dummy", layers=layers), config())
+        assert len(node.kv._memory.layers) == wanted
 
 
 def test_a_module_that_predicts_tokens_is_no_layer(tmp_path):
@@ -85,3 +86,5 @@ def test_every_family_has_its_own_names(tiny_checkpoint):
     spec = load_spec(tiny_checkpoint("mixtral"))
     stored = load_file(tiny_checkpoint("mixtral") / "model.safetensors")
     check_no_more_layers(Path("m"), stored, spec.layers, naming_of(spec))
+    with pytest.raises(CheckpointError, match=f"the checkpoint has layer {spec.layers - 1} too"):
+        check_no_more_layers(Path("m"), stored, spec.layers - 1, naming_of(spec))

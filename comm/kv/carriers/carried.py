@@ -17,10 +17,19 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.comm.kv.carriers.carrier import Carrier, Memory
 from afserve.comm.kv.lender import LEASE_SECONDS
-from afserve.comm.kv.messages import Abort, End, Fetched, Message, Piece, Placed, Told, blocks_of_piece
+from afserve.comm.kv.messages import (
+    Abort,
+    EndTransfer,
+    Fetched,
+    Message,
+    Piece,
+    Placed,
+    Told,
+    blocks_of_piece,
+)
 from afserve.comm.kv.puller import STALL_SECONDS
 from afserve.comm.kv.socket_wires import SocketWires
-from afserve.comm.kv.wires import Closed, Event, Said, Wires
+from afserve.comm.kv.wires import Closed, Event, PeerMessage, Wires
 
 log = logging.getLogger("afserve.kv")
 SLOTS = 16  # in each direction
@@ -223,13 +232,12 @@ class CarriedWires(Wires):
             last = placed.first + placed.count - 1
             log.warning("blocks %d to %d of a transfer did not come: %s", placed.first, last, why)
             self._wires.send(peer, Abort(placed.transfer))
-            self._tell(
-                [Said(peer, End(placed.transfer, f"blocks {placed.first} to {last} did not come: {why}"))]
-            )
+            told = f"blocks {placed.first} to {last} did not come: {why}"
+            self._tell([PeerMessage(peer, EndTransfer(placed.transfer, told))])
             return
         payload = bytearray(self._memory.view[into : into + placed.count * self._block_bytes])
         piece = Piece(placed.transfer, placed.first, placed.count, placed.checksum, memoryview(payload))
-        self._tell([Said(peer, piece)])
+        self._tell([PeerMessage(peer, piece)])
 
     def _give_up(self, now: float) -> None:
         late = f"nothing came for {READ_SECONDS:g} s"
