@@ -9,6 +9,7 @@ from afserve.cli.main import run
 from afserve.config import ISAS
 from afserve.errors import DoesNotFitError
 from afserve.kernels.isa import isas_here
+from afserve.launch.measure import clock, tuning
 from afserve.launch.measure.choice import choice_here
 from afserve.launch.measure.others import CoreTime, OtherLoad, others_before
 from afserve.launch.measure.tuning import KINDS, ROWS, measure_machine, thread_counts
@@ -19,7 +20,15 @@ from afserve.launch.plan.models import find_model
 native = pytest.mark.skipif(not isas_here(), reason="the native library is not built")
 
 
+@pytest.fixture
+def small_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of servers hold hundreds of megabytes, and what is measured is more than they hold."""
+    for module in (clock, tuning):
+        monkeypatch.setattr(module, "out_of_cache", lambda least=0: 1 << 20)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_caches")
 @native
 def test_what_it_measures_and_what_up_would_choose(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "--json", "--seconds", "1", "--model", "nano"]) == 0
@@ -41,6 +50,7 @@ def test_what_it_measures_and_what_up_would_choose(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_caches")
 @native
 def test_the_report_is_read_in_half_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "--seconds", "1", "--isa", isas_here()[-1], "--model", "nano"]) == 0

@@ -46,17 +46,8 @@ def command(request, monkeypatch):
     return command_of(request.param, monkeypatch)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def nothing_else_collected():
-    """What is there before these tests is looked at once: a collection takes 0.25 s where transformers is imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left():
+def nothing_is_left(nothing_else_collected):
     """No process, no descriptor, no thread."""
     before = set(os.listdir("/proc/self/fd"))
     yield

@@ -6,7 +6,7 @@ import pytest
 
 from tests.comm.kv_world import BLOCK, World
 
-IN_CI, ALL, STEPS = 330, 10_000, 300
+IN_CI, ALL, STEPS = 165, 10_000, 300
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def test_blocks_arrive_or_are_given_up():
     for seed in range(IN_CI):
         happened += play(seed).happened
     for what in ("complete", "partial", "dropped", "reordered", "repeated", "corrupted", "cut", "killed"):
-        assert happened[what] > 15, happened
-    assert happened["row"] > 100 and happened["fetched from who asked"] > 30, happened
-    assert happened["complete"] > 300 and happened["another chain"] and happened["computed for another"] > 300
+        assert happened[what] > 7, happened
+    assert happened["row"] > 50 and happened["fetched from who asked"] > 15, happened
+    assert happened["complete"] > 150 and happened["another chain"] and happened["computed for another"] > 150
 
 
 @pytest.mark.long

@@ -129,7 +129,9 @@ def test_nobody_sleeps_through_a_message(opened, near, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6, 60))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 20)) for seed in range(6, 60)]
+)
 def test_nobody_sleeps_through_a_message_in_many_schedules(opened, seed):
     dice = random.Random(seed)
     near = [set(dice.sample(range(2), dice.randint(0, 2))) for _ in range(dice.randint(1, 3))]

@@ -40,8 +40,7 @@ def pair():
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_open(request):
-    gc.collect()
+def nothing_stays_open(request, nothing_else_collected):
     before = len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()

@@ -527,23 +527,23 @@ def run(seed, controllers=1, balanced=False, unreadable=()):
     return world
 
 
-def blocks(by_day, all_, size=50):
+def blocks(by_day, all_, size):
     """First seeds of blocks of schedules: the first `by_day` of them, the others by night."""
     first = range(0, all_ * size, size)
     return [*first[:by_day], *(pytest.param(seed, marks=pytest.mark.long) for seed in first[by_day:])]
 
 
-@pytest.mark.parametrize("first", blocks(2, 4))
+@pytest.mark.parametrize("first", blocks(2, 8, 25))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_losses_stop(first):
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 25):
         run(seed)
 
 
-@pytest.mark.parametrize("first", blocks(1, 3))
+@pytest.mark.parametrize("first", blocks(1, 6, 25))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_controllers_are_lost_too(first):
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 25):
         run(seed, controllers=4)
 
 
@@ -554,10 +554,10 @@ def test_what_is_wanted_is_reached_with_a_balancer_while_nodes_and_controllers_c
     assert sum(world.thoughts for world in worlds) > 50 and sum(world.life for world in worlds) > 3
 
 
-@pytest.mark.parametrize("first", blocks(1, 2))
+@pytest.mark.parametrize("first", blocks(1, 4, 25))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_files_can_be_read_again(first):
-    for seed in range(first, first + 50):
+    for seed in range(first, first + 25):
         run(seed, controllers=1 + seed % 2, unreadable=(0.0, 0.3, 1.0))
 
 

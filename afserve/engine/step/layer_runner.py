@@ -92,7 +92,10 @@ class LayerRunner(Generic[T]):
         self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int
     ) -> StepRun[T]:
         """A step whose rows of `layer` are at the expert nodes, from there on."""
-        yield from self._combine_layer(self.model.layers[layer], ticket, x_TH, spoiled_T, layer, None)
+        ended = self.model.layers[layer]
+        sums_TH = yield from self._routed_sums(ended, ticket, None)
+        self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, layer)
+        ended.finish(x_TH)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
 
     def chain(self) -> None:
@@ -144,39 +147,31 @@ class LayerRunner(Generic[T]):
         """What is behind an attention half, into x_TH."""
         normed_TH, expert_TK, weight_TK = half
         if layer.moe_number is None:
+            sums_TH = layer.local_ffn(normed_TH, x_TH)
+            assert sums_TH is not None, "a dense layer without an FFN"
+        else:
+            assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
+            since = self.meter.now()
+            ticket = self._link.dispatch(
+                normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+            )
+            self.meter.sent(self.index, layer.moe_number, ticket, since)
             local_TH = layer.local_ffn(normed_TH, x_TH)
-            assert local_TH is not None, "a dense layer without an FFN"
-            self.model.ops.add_sums(x_TH, local_TH, spoiled_T, number)
-            layer.finish(x_TH)
-            return
-        assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
-        since = self.meter.now()
-        ticket = self._link.dispatch(
-            normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
-        )
-        self.meter.sent(self.index, layer.moe_number, ticket, since)
-        local_TH = layer.local_ffn(normed_TH, x_TH)
-        if local_TH is not None and not layer.adds_at_once:
-            x_TH += local_TH
-            local_TH = None
-        yield from self._combine_layer(layer, ticket, x_TH, spoiled_T, number, local_TH)
+            if local_TH is not None and not layer.adds_at_once:
+                x_TH += local_TH
+                local_TH = None
+            sums_TH = yield from self._routed_sums(layer, ticket, local_TH)
+        self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, number)
+        layer.finish(x_TH)
 
-    def _combine_layer(
-        self,
-        layer: DecoderLayer,
-        ticket: T,
-        x_TH: Tensor,
-        spoiled_T: Tensor | None,
-        number: int,
-        shared_TH: Tensor | None,
-    ) -> Generator[T | None, None, None]:
-        """Adds the routed sums of a layer, once they are there, with those of a shared expert that waited for them."""
+    def _routed_sums(
+        self, layer: DecoderLayer, ticket: T, shared_TH: Tensor | None
+    ) -> Generator[T | None, None, Tensor]:
+        """Those of a layer, once they are there, with those of a shared expert that waited for them."""
         while not self._link.ready(ticket):
             yield ticket
         self.meter.back(self.index)
-        sums_TH = layer.whole_sum(self._link.combine(ticket), shared_TH)
-        self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, number)
-        layer.finish(x_TH)
+        return layer.whole_sum(self._link.combine(ticket), shared_TH)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
