@@ -223,7 +223,13 @@ class Hour:
         self._where[job.request.handle] = job, route.node
         self._give_way(node)
         node.reading += 1
-        self.at(node.read(job), lambda: self._queue(job, node))
+        source = self.nodes.get(route.source) if route.source is not None else None
+        came = node.pull_beginning(job, source) if source is not None else self.clock.now()
+        self.at(came, lambda: self._restore(job, node))
+
+    def _restore(self, job: Job, node: HourNode) -> None:
+        if self._mine(job, node):
+            self.at(node.read(job), lambda: self._queue(job, node))
 
     def _mine(self, job: Job, node: HourNode) -> bool:
         """Whether this node, in this life of it, still has it."""
@@ -351,9 +357,10 @@ def main() -> None:
     )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of virtual time")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of scenes, from 0 on; else all 12")
     options = parser.parse_args()
     rows = []
-    for scene in scenes():
+    for scene in scenes() if options.only is None else map(scenes().__getitem__, options.only):
         found = play(replace(scene, seconds=options.seconds))
         row = {
             "what": "hour",

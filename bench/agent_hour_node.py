@@ -4,7 +4,7 @@ are; what a model and a disk take is added as virtual time.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +49,10 @@ class Machine:
     def reading(self, tier: str, blocks: int) -> float:
         """Seconds."""
         return blocks * BLOCK * self.token_bytes / (self.host if tier == HOST else self.disk)
+
+    def moving(self, blocks: int) -> float:
+        """Seconds from another node."""
+        return blocks * BLOCK * self.token_bytes / self.link
 
 
 class _Memory:
@@ -176,15 +180,39 @@ class HourNode:
 
     def read(self, job: Job) -> float:
         """Restore what of its beginning is worth it: when that is there, now where nothing is."""
+        return self._restore_names(self.usable_names(job.request), lambda: self.restores.restore(job.request))
+
+    def lend_below(self, names: list[Hash]) -> float:
+        """Another node wants them: when those below this cache are in it."""
+        return self._restore_names(names, lambda: self.restores.bring(names))
+
+    def pull_beginning(self, job: Job, other: "HourNode") -> float:
+        """What of its beginning the other node has and this one has not: when it is there. Over this link it is always
+        sooner there than computed."""
+        names = self.usable_names(job.request)
+        here = self.blocks.find(names)
+        when = other.lend_below(names) if len(here) < len(names) else self._clock.now()
+        theirs = other.blocks.find(names)
+        missing = names[len(here) : len(theirs)]
+        room = self.blocks.reserve(len(missing), copies=False)
+        if room:
+            self.kv.own.write(room, other.kv.own.read(theirs[len(here) : len(here) + len(room)]))
+        for block, name in zip(room, missing, strict=False):
+            self.blocks.publish(block, name)
+        other.blocks.release(theirs)
+        self.blocks.release(here + room, awaited=True)
+        return when + self._machine.moving(len(room))
+
+    def _restore_names(self, names: list[Hash], begin: Callable[[], bool]) -> float:
         now = self._clock.now()
         if self.tiers is None:
             return now
-        names = self.usable_names(job.request)
         before, places = self.known(names), self.tiers.look(names)
-        if not self.restores.restore(job.request):
+        if not begin():
             return now
         until = time.monotonic() + _PATIENCE
-        while not self.restores.turn(1.0):
+        while self.tiers.brings(names[before]):
+            self.restores.turn(1.0)
             assert time.monotonic() < until, "the disk's threads have stopped"
             time.sleep(0.0001)
         came, seconds, from_disk = self.known(names) - before, 0.0, False

@@ -15,6 +15,11 @@ TOOL = {
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}, "required": ["a"]}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1'}}
 CHAT = {"model": "nano", "messages": [USER], "max_tokens": 3}
+MARK = {"type": "ephemeral", "ttl": "1h"}
+HINTS = {
+    "agent_hints": {"priority": 1, "speculative_prefill": True, "osl": 3},
+    "cache_control": {"type": "ephemeral", "ttl": 300},
+}
 BODIES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ("/v1/completions", {"model": "nano", "prompt": "x", "max_tokens": 3, "stream": True}),
     ("/v1/completions", {"prompt": [5, 6], "max_tokens": 3, "echo": True, "logprobs": 2, "n": 2, "seed": -1}),
@@ -50,6 +55,26 @@ BODIES: tuple[tuple[str, Mapping[str, object]], ...] = (
         "/v1/messages/count_tokens",
         {"model": "nano", "messages": [USER], "tools": [{"name": "f", "input_schema": SCHEMA}]},
     ),
+    ("/v1/chat/completions", {**CHAT, "nvext": HINTS, "prompt_cache_key": "x", "service_class": "x"}),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 2, "nvext": HINTS, "retain": 5.0, "cache_salt": "x"}),
+    (
+        "/v1/messages",
+        {
+            **CHAT,
+            "system": [{"type": "text", "text": "x", "cache_control": MARK}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": MARK}]}],
+            "tools": [{"name": "f", "input_schema": SCHEMA, "cache_control": MARK}],
+            "cache_control": MARK,
+        },
+    ),
+    (
+        "/v1/responses",
+        {"model": "nano", "input": "x", "max_output_tokens": 2, "prompt_cache_retention": "24h"},
+    ),
+    ("/v1/cache/warm", {"model": "nano", "messages": [USER], "tools": [TOOL], "retain": 9.0}),
+    ("/v1/cache/warm", {"prompt": [5, 6, 7], "prompt_cache_retention": "24h", "cache_salt": "x"}),
+    ("/v1/cache/unpin", {"model": "nano", "messages": [USER], "tools": [TOOL]}),
+    ("/v1/cache/unpin", {"prompt": "x", "cache_salt": "x"}),
     ("/api/chat", {"model": "nano", "messages": [USER], "options": {"num_predict": 3, "temperature": 0}}),
     ("/api/generate", {"model": "nano", "prompt": "x", "options": {"num_predict": 3}, "format": SCHEMA}),
     ("/v1/embeddings", {"model": "nano", "input": ["x", "y"], "encoding_format": "base64"}),
@@ -281,6 +306,17 @@ FIELDS = (
         "truncation",
         "store",
         "include",
+    ),
+    *(
+        "nvext",
+        "agent_hints",
+        "cache_control",
+        "ttl",
+        "retain",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "service_class",
+        "service_tier",
     ),
 )
 

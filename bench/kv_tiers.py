@@ -44,7 +44,8 @@ from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.engine.scheduling.request import SamplingParams
-from afserve.kernels.cache import Copied, LayerShape
+from afserve.kernels.cache import LayerShape
+from afserve.kernels.devices.device import Event
 from afserve.kernels.ops import open_ops
 from afserve.member import attention_node
 from bench.origin import ROOT, origin
@@ -80,7 +81,7 @@ class Cache:
         self.block_bytes = self.paged.block_bytes
         self.fingerprint = Fingerprint("bench", "bfloat16", "v1", BLOCK_TOKENS)
 
-    def copy_out(self, blocks: list[int], rows_NY: torch.Tensor) -> Copied | None:
+    def copy_out(self, blocks: list[int], rows_NY: torch.Tensor) -> Event | None:
         return self.paged.copy_out(blocks, rows_NY)
 
     def read(self, blocks: list[int]) -> KvBlocks:

@@ -35,7 +35,7 @@ from afserve.comm.kv.store import BlockStore
 STALL_SECONDS = 1.0  # without a block
 COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
 RENEW_SECONDS = LEASE_SECONDS / 6
-COMPLETE = "complete"
+COMPLETE, CANCELLED = "complete", "cancelled"
 Post = Callable[[int, Message], None]
 
 
@@ -190,7 +190,7 @@ class Puller:
     def cancel(self, transfer: int, now: float) -> None:
         """Nobody wants it any more."""
         if (pull := self._pulls.get(transfer)) is not None:
-            self._give_up(pull, now, "cancelled")
+            self._give_up(pull, now, CANCELLED)
 
     def heard(self, peer: int, message: Grant | Piece | EndTransfer | Coming | Row, now: float) -> None:
         """Of a transfer that is over, or was never this peer's, nothing is taken."""
@@ -287,8 +287,9 @@ class Puller:
     def _end(self, pull: _Pull, now: float, why: str) -> None:
         del self._pulls[pull.transfer]
         self._free(pull, list(pull.blocks))
-        self.store.release(pull.held[: pull.here])
-        self.store.release(pull.held[pull.here :], copies=pull.copies)
+        awaited = not pull.copies and why != CANCELLED
+        self.store.release(pull.held[pull.here :], copies=pull.copies, awaited=awaited)
+        self.store.release(pull.held[: pull.here], awaited=awaited)
         self.ended.append(
             Pulled(
                 pull.transfer,

@@ -21,8 +21,9 @@ class BlockStore(Protocol):
     def reserve(self, count: int, *, copies: bool) -> list[int]:
         """Hold up to `count` blocks with unknown content; fewer, where others need the memory more than `copies`."""
 
-    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
-        """Let them go. A block with a name stays findable until its memory is needed, one of `copies` for longer."""
+    def release(self, blocks: Sequence[int], *, copies: bool = False, awaited: bool = False) -> None:
+        """Let them go. A block with a name stays findable until its memory is needed, one of `copies` for longer, one
+        that is `awaited` by a request until that begins."""
 
     def publish(self, block: int, name: Name) -> None:
         """A held block is written: others may find it from now on."""

@@ -73,10 +73,10 @@ class Store:
             self.memory[block] = b"?" * BLOCK
         return taken
 
-    def release(self, blocks, *, copies=False):
+    def release(self, blocks, *, copies=False, awaited=False):
         self.held.subtract(blocks)
         assert min(self.held.values(), default=0) >= 0, "released twice"
-        self.pool.release(blocks, copies=copies)
+        self.pool.release(blocks, copies=copies, awaited=awaited)
 
     def publish(self, block, name):
         assert self.memory[block] == content(name), "a wrong block was published"

@@ -19,8 +19,8 @@ class Cache(KvCache):
         self.pool = pool
 
 
-@given(st.integers(1, BLOCKS), st.integers(0, BLOCKS), st.integers(0, BLOCKS), st.booleans())
-def test_there_is_room_exactly_where_all_that_is_missing_is_reserved(chain, here, held, used):
+@given(st.integers(1, BLOCKS), st.integers(0, BLOCKS), st.integers(0, BLOCKS), st.booleans(), st.booleans())
+def test_there_is_room_exactly_where_all_that_is_missing_is_reserved(chain, here, held, used, awaited):
     """`here` blocks of the chain are cached, and held by somebody where they are `used`; others hold `held`."""
     pool = BlockPool(BLOCKS, 2)
     store = PooledBlocks(Cache(pool))
@@ -31,7 +31,7 @@ def test_there_is_room_exactly_where_all_that_is_missing_is_reserved(chain, here
         store.publish(block, name)
     store.reserve(held, copies=False)
     if not used:
-        store.release(cached)
+        store.release(cached, awaited=awaited)
     room = store.has_room(names)
     found = store.find(names)
     assert len(found) == len(cached)

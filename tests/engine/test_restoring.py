@@ -58,7 +58,7 @@ class Tiers(KvTiers):
             left -= found[-1][1]
         return [(tier, count) for tier, count in found if count]
 
-    def restore(self, names, limit, most=None):
+    def restore(self, names, limit, most=None, *, awaited=True):
         self.limits.append(limit)
         self.most.append(most)
         return len(self.limits)

@@ -61,6 +61,15 @@ def test_half_is_kept_and_the_owner_of_most_gives_way():
     pool.check([])
 
 
+def test_what_is_kept_no_longer_goes_when_it_would_have_gone_anyway():
+    pool = BlockPool(16, SIZE, clock=FakeClock(0.0))
+    old = filled(pool, 6)
+    new = filled(pool, 10, 100, retain=Retention("a", 60.0))  # two more than are kept
+    filled(pool, 6, 200)
+    assert found(pool, new) == 10 and not found(pool, old), "the ordinary ones are older"
+    pool.check([])
+
+
 def test_one_that_is_read_by_others_stays_kept_until_its_own_time():
     clock = FakeClock(0.0)
     pool = BlockPool(8, SIZE, clock=clock)

@@ -2,8 +2,8 @@
 
 A block is free, held (reference count > 0), or cached: unheld but still findable by its name until it is evicted for
 reuse, least recently released first. A cached copy that is kept for another node stays for longer: as if it had been
-released as many releases later as there are blocks. Blocks that were asked to be kept (`retained`) go last. It knows no
-tensors and no requests.
+released as many releases later as there are blocks. Blocks that were asked to be kept (`retained`) go after those, and
+blocks that came for a request which has not begun yet (`awaited`) last. It knows no tensors and no requests.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from afserve.clock import Clock
+from afserve.engine.kv.awaited import AwaitedBlocks
 from afserve.engine.kv.free_blocks import FreeBlocks
 from afserve.engine.kv.retained import Released, RetainedBlocks, Retention
 from afserve.engine.stats import COPIES, ORDINARY, RETAINED
@@ -91,10 +92,14 @@ class BlockPool:
         self._references = [0] * blocks
         self._hash_of: dict[int, Hash] = {}
         self._block_of: dict[Hash, int] = {}
-        # Both in the order of release; the value is its number.
+        # All three in the order of release; the value is its number. Of `_lapsed` somebody had asked to keep them.
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._copies: OrderedDict[int, int] = OrderedDict()
+        self._lapsed: OrderedDict[int, int] = OrderedDict()
         self.retained = RetainedBlocks(blocks, clock)
+        self.awaited = AwaitedBlocks(blocks, clock)
+        self._idle: tuple[OrderedDict[int, int] | RetainedBlocks | AwaitedBlocks, ...]
+        self._idle = self._cached, self._copies, self._lapsed, self.retained, self.awaited
         self._releases = 0
         self._restored: dict[int, str] = {}  # blocks that came from a tier and were not yet used
         self.copy_hits = 0
@@ -107,7 +112,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        return len(self._free) + len(self._cached) + len(self._copies) + len(self.retained)
+        return len(self._free) + sum(len(blocks) for blocks in self._idle)
 
     @property
     def copies(self) -> int:
@@ -140,7 +145,9 @@ class BlockPool:
     def hold(self, blocks: Iterable[int], computed: int | None = None) -> None:
         for block in blocks:
             self._cached.pop(block, None)
+            self._lapsed.pop(block, None)
             self.retained.hold(block)
+            self.awaited.let_go(block)
             if self._copies.pop(block, None) is not None:
                 self.copy_hits += 1
             self._references[block] += 1
@@ -150,8 +157,7 @@ class BlockPool:
 
     def can_allocate(self, count: int, sparing: Iterable[int] = ()) -> bool:
         """Whether `count` blocks can be had without touching the unheld ones of `sparing`."""
-        idle = self._cached, self._copies, self.retained
-        spared = sum(1 for block in sparing if any(block in blocks for blocks in idle))
+        spared = sum(1 for block in sparing if any(block in blocks for blocks in self._idle))
         return count <= self.available - spared
 
     def allocate(self, count: int, last: int | None = None) -> list[int]:
@@ -192,9 +198,12 @@ class BlockPool:
         if ordinary:
             block, _ = ordinary.popitem(last=False)
             self.evicted[COPIES if ordinary is self._copies else ORDINARY] += 1
-        else:
+        elif self.retained:
             block, _ = self.retained.give_up()
             self.evicted[RETAINED] += 1
+        else:
+            block, _ = self.awaited.give_up_newest()
+            self.evicted[ORDINARY] += 1
         self.retained.drop(block)
         name = self._hash_of.pop(block)
         del self._block_of[name]
@@ -203,27 +212,35 @@ class BlockPool:
 
     def _next_evicted(self) -> OrderedDict[int, int]:
         """Where the cached block is that was released first, by the count that is a copy's."""
-        if not (self._cached and self._copies):
-            return self._cached or self._copies
-        cached, copy = next(iter(self._cached.values())), next(iter(self._copies.values()))
-        return self._cached if cached <= copy + self.blocks else self._copies
+
+        def first(blocks: OrderedDict[int, int]) -> int:
+            return next(iter(blocks.values())) + (self.blocks if blocks is self._copies else 0)
+
+        there = [blocks for blocks in (self._cached, self._lapsed, self._copies) if blocks]
+        return min(there, key=first) if there else self._cached
 
     def _let_go(self) -> None:
         if self.retained:
-            self._evict_next(self.retained.surplus())
+            self._let_lapse(self.retained.surplus())
+        if self.awaited:
+            for block, released in self.awaited.take_late_ones():
+                self._keep_idle(block, released)
 
-    def _evict_next(self, blocks: Sequence[Released]) -> None:
-        """Those that are retained no longer."""
-        for block, released in reversed(blocks):
+    def _let_lapse(self, blocks: Sequence[Released]) -> None:
+        """These are retained no longer: ordinary cached ones, as old as they are."""
+        self._lapsed.update(sorted(blocks, key=lambda one: one[1]))
+
+    def _keep_idle(self, block: int, released: int) -> None:
+        """Nobody holds it, and it can be found."""
+        if not self.retained.keep_idle(block, released):
             self._cached[block] = released
-            self._cached.move_to_end(block, last=False)
 
     def unpin(self, owner: str | None, names: Iterable[Hash] | None = None) -> int:
         """Blocks that this owner, or anybody, has asked to keep are ordinary cached ones from now on, those with these
         names where that is said: how many."""
         wanted = None if names is None else {self._block_of[name] for name in names if name in self._block_of}
         count, idle = self.retained.let_go_of(owner, wanted)
-        self._evict_next(idle)
+        self._let_lapse(idle)
         return count
 
     def publish(self, block: int, digest: Hash) -> None:
@@ -238,8 +255,9 @@ class BlockPool:
         self._restored.pop(block, None)
         self.retained.drop(block)
         if self._references[block] == 0:
-            self._cached.pop(block, None)
-            self._copies.pop(block, None)
+            for blocks in (self._cached, self._copies, self._lapsed):
+                blocks.pop(block, None)
+            self.awaited.let_go(block)
             self._free.add(block)
 
     def release(
@@ -249,10 +267,12 @@ class BlockPool:
         copies: bool = False,
         computed: int | None = None,
         retain: Retention | None = None,
+        awaited: bool = False,
     ) -> None:
         """Give back in reverse, so that the tail of a prefix is reused before its head. `copies` are kept for another
-        node, and those that can be found as `retain` says."""
+        node, those that can be found as `retain` says, and what is `awaited` by a request until that begins."""
         idle: list[tuple[int, Hash]] = []
+        chain: list[Released] = []
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"
             self._references[block] -= 1
@@ -261,12 +281,18 @@ class BlockPool:
             if self._references[block] == 0:
                 if block in self._hash_of:
                     self._releases += 1
-                    if copies or not self.retained.keep_idle(block, self._releases):
-                        (self._copies if copies else self._cached)[block] = self._releases
+                    if copies:
+                        self._copies[block] = self._releases
+                    elif awaited:
+                        chain.append((block, self._releases))
+                    else:
+                        self._keep_idle(block, self._releases)
                     if not copies:
                         idle.append((block, self._hash_of[block]))
                 else:
                     self._free.add(block)
+        for block, released in reversed(self.awaited.keep_chain(reversed(chain))):
+            self._keep_idle(block, released)
         self._let_go()
         if idle:
             self._on_idle(idle[::-1])
@@ -292,7 +318,7 @@ class BlockPool:
             for block in blocks:
                 counted[block] += 1
         assert counted == self._references, "reference counts disagree with the holders"
-        idle = [*self._free, *self._cached, *self._copies, *self.retained]
+        idle = [*self._free, *(block for blocks in self._idle for block in blocks)]
         assert len(set(idle)) == len(idle), "a block is idle twice"
         assert all(self._references[b] == 0 for b in idle), "a held block is on an idle list"
         assert len(idle) + sum(1 for r in self._references if r) == self.blocks, "a block is lost"

@@ -273,6 +273,7 @@ class GroupedPool(BlockPool):
         copies: bool = False,
         computed: int | None = None,
         retain: Retention | None = None,
+        awaited: bool = False,
     ) -> None:
         if computed is not None:
             for attached in self._attached:
@@ -280,7 +281,7 @@ class GroupedPool(BlockPool):
                 attached.unread(seen)
                 if retain is not None:
                     attached.keep(seen)
-        super().release(blocks, copies=copies, retain=retain)
+        super().release(blocks, copies=copies, retain=retain, awaited=awaited)
         for attached in self._attached:
             for block in blocks:
                 if block not in self._hash_of:

@@ -44,7 +44,8 @@ class PooledBlocks:
     def has_room(self, names: Sequence[Name]) -> bool:
         """Whether `reserve` has what is missing of a chain, once those that are here are held."""
         found = self._pool.match(names)
-        need = len(names) - len(found) + self._pool.blocks // _LEFT
+        awaited = len(self._pool.awaited) - sum(block in self._pool.awaited for block in found)
+        need = len(names) - len(found) + awaited + self._pool.blocks // _LEFT
         return self._pool.can_allocate(need, sparing=found)
 
     @property
@@ -56,17 +57,18 @@ class PooledBlocks:
         if not self._pool.caching:
             return []  # nobody would find them
         left = self._pool.blocks // (_LEFT_BY_COPIES if copies else _LEFT)
-        blocks = self._pool.allocate(max(0, min(count, self._pool.available - left)))
+        room = self._pool.available - len(self._pool.awaited) - left  # requests wait for those
+        blocks = self._pool.allocate(max(0, min(count, room)))
         self._held.update(blocks)
         return blocks
 
-    def release(self, blocks: Sequence[int], *, copies: bool = False) -> None:
+    def release(self, blocks: Sequence[int], *, copies: bool = False, awaited: bool = False) -> None:
         for block in blocks:
             if left := self._held[block] - 1:
                 self._held[block] = left
             else:
                 self._held.pop(block)  # ten times as fast as `del` of a Counter
-        self._pool.release(blocks, copies=copies)
+        self._pool.release(blocks, copies=copies, awaited=awaited)
 
     def publish(self, block: int, name: Name) -> None:
         self._pool.publish(block, name)

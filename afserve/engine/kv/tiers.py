@@ -95,7 +95,7 @@ class Restored:
 
 @dataclass(slots=True)
 class _Job:
-    """`names` are what it brings; `here` and `came` are held."""
+    """`names` are what it brings; `here` and `came` are held, and kept for who waits for them where it is `awaited`."""
 
     number: int
     asked: Mapping[str, int]
@@ -103,6 +103,7 @@ class _Job:
     names: Sequence[Hash]
     began: float
     until: float
+    awaited: bool
     came: list[int] = field(default_factory=list)
     received: Counter[str] = field(default_factory=Counter)
 
@@ -122,7 +123,7 @@ class KvTiers:
         self._coming: dict[Hash, int] = {}  # which restoration brings it
         self._numbers = self._restores = self._short = 0
         self._seconds = 0.0
-        self._ready: list[int] = []
+        self._ready: list[_Job] = []
         self.ended: list[Restored] = []
         self.on_look: Callable[[], None] = lambda: None
         kv.on_idle, kv.on_evict, kv.on_part = self._idle, self._evicted, self._loses_part
@@ -162,10 +163,13 @@ class KvTiers:
         here = len(self._kv.pool.match(names))
         return [(tier.name, count) for tier, _, count in _places(names[here:], self._tiers)]
 
-    def restore(self, names: Sequence[Hash], limit: float, most: int | None = None) -> int | None:
+    def restore(
+        self, names: Sequence[Hash], limit: float, most: int | None = None, *, awaited: bool = True
+    ) -> int | None:
         """Begin to bring back what of this chain is in a tier and not in the cache, within `limit` seconds, `most`
         blocks where that is said; the restoration's number. None where there is nothing to bring, or no room for it.
-        Where an earlier one brings the first block that is missing, it is that one's number."""
+        Where an earlier one brings the first block that is missing, it is that one's number. A request of this node
+        waits for what is `awaited`: it is kept until that begins."""
         missing = names[len(self._kv.pool.match(names)) :][:most]
         places = list(_places(missing, self._tiers))
         if not places:
@@ -188,7 +192,7 @@ class KvTiers:
             self._blocks.release(here)
             return None
         names = missing[:coming]
-        self._jobs[self._numbers] = _Job(self._numbers, +asked, here, names, now, now + limit)
+        self._jobs[self._numbers] = _Job(self._numbers, +asked, here, names, now, now + limit, awaited)
         self._coming.update(dict.fromkeys(names, self._numbers))
         return self._numbers
 
@@ -204,7 +208,7 @@ class KvTiers:
         """Nobody wants it any more; it is not among `ended`."""
         if (job := self._jobs.get(number)) is not None:
             self._finish(job)
-            self._let_go()
+            self._blocks.release(job.here + job.came)
 
     def turn(self, seconds: float) -> None:
         """Take in what comes and copy out what is to be kept: at least one piece of each tier, then until so much time
@@ -238,6 +242,7 @@ class KvTiers:
 
     def _end(self, job: _Job) -> None:
         self._finish(job)
+        self._ready.append(job)
         seconds = self._clock.now() - job.began
         self._restores += 1
         self._short += not job.whole
@@ -250,7 +255,6 @@ class KvTiers:
         for name in job.names:
             if self._coming.get(name) == job.number:
                 del self._coming[name]
-        self._ready += job.here + job.came
 
     def _end_everywhere(self, number: int) -> None:
         for tier in self._tiers:
@@ -260,7 +264,8 @@ class KvTiers:
         """What restorations brought is held until the turn, or the restoration, behind their end: whoever waited finds
         it until then."""
         ready, self._ready = self._ready, []
-        self._blocks.release(ready)
+        for job in ready:
+            self._blocks.release(job.here + job.came, awaited=job.awaited)
 
     def stats(self) -> TierStats:
         found = TierStats(restores=self._restores, restores_short=self._short, restore_seconds=self._seconds)
@@ -272,6 +277,7 @@ class KvTiers:
         """Let all blocks go, and keep what is still to be kept."""
         for job in list(self._jobs.values()):
             self._finish(job)
+            self._blocks.release(job.here + job.came)
         self._let_go()
         self._kv.on_idle = self._kv.on_evict = self._kv.on_part = None
         for tier in self._tiers:

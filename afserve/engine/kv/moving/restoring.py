@@ -100,7 +100,8 @@ class Restores:
         """Whether some of this chain comes into the cache for another node, as far as it would be worth it here."""
         if self._tiers is None or not (blocks := self._worth(self._tiers.look(names))):
             return False
-        return self._tiers.restore(names, limit_of(self._computing(blocks)), blocks) is not None
+        limit = limit_of(self._computing(blocks))
+        return self._tiers.restore(names, limit, blocks, awaited=False) is not None
 
     def brings(self, names: Sequence[Hash]) -> bool:
         """Whether the first block of this chain that is not in the cache is on its way to it."""

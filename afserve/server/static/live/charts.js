@@ -94,4 +94,6 @@ export const latencyChart = (id, label) => new Chart(id, label, seconds, 0.01, [
   { label: "p50", stroke: () => color("--attention") },
   { label: "p90", stroke: () => color("--good"), dash: [6, 3] },
   { label: "p99", stroke: () => color("--bad"), dash: [2, 3] }]);
+export const linesChart = (id, label, names) => new Chart(id, label, short, 10,
+  names.map((name, i) => ({ label: name, stroke: () => color(["--attention", "--good", "--expert", "--wait"][i]) })));
 export const shareChart = (id, label) => new Chart(id, label, percent, 0.01);

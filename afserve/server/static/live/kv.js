@@ -1,5 +1,6 @@
 // Where the KV of prompts was found, tier by tier, and what moved between nodes.
 
+import { linesChart } from "./charts.js";
 import { $, element, rate, seconds, short, size } from "./page.js";
 
 const FIGURES = 5;
@@ -9,6 +10,8 @@ const TIERS = [
   ["host", "host memory", all => tier(all, stats => stats.tiers.host)],
   ["disk", "disk", all => tier(all, stats => stats.tiers)],
 ];
+
+const chart = linesChart("hits", "Prompt tokens found per second", TIERS.map(([, name]) => name));
 
 const sum = (all, read) => all.reduce((total, stats) => total + read(stats), 0);
 const blocks = (all, used, most) => [`${short(sum(all, used))} of ${short(sum(all, most))}`, "", ""];
@@ -24,8 +27,8 @@ function tier(all, of) {
 
 const attention = status => status?.nodes.filter(node => node.role === "attention" && node.stats).map(node => node.stats) ?? [];
 
-// `then`: the status of `elapsed` seconds ago.
-export function drawKv(status, then, elapsed) {
+// `then`: the status of `elapsed` seconds before `at`.
+export function drawKv(status, then, elapsed, at) {
   const all = attention(status), past = attention(then);
   const some = sum(all, s => s.kv.bytes_received + s.kv.handed + s.kv.leased + s.tiers.capacity + s.tiers.host.capacity);
   $("found-card").hidden = !some && !Object.values(status.kv_hits).some(Boolean);
@@ -34,6 +37,7 @@ export function drawKv(status, then, elapsed) {
     const tokens = status.kv_hits[key] ?? 0;
     return [name, tokens.toLocaleString("en"), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
   }));
+  chart.add(at, TIERS.map(([key]) => elapsed ? rate(status.kv_hits[key] ?? 0, then.kv_hits[key] ?? 0, elapsed) : null));
   $("handed").textContent = handed(all, past);
   $("leased").textContent = leased(all);
   $("kept").textContent = kept(all, past, elapsed);

@@ -70,7 +70,7 @@ function show(frame) {
   drawHeat(status.routed, frame.at);
   drawEvents(status, frame.at);
   drawPhases(status, first.status, frame.at - first.at);
-  drawKv(status, first.status, frame.at - first.at);
+  drawKv(status, first.status, frame.at - first.at, frame.at);
   drawRunning(frame);
   drawSettings(status);
   quiet(frame, sum);

@@ -1,0 +1,61 @@
+"""Blocks that were brought for requests which have not begun yet: they are evicted after all others.
+
+A request that came behind others waits for its turn after its blocks have come. Until it begins they stand in nobody's
+way, but all else goes first. They are half of the blocks at most; what comes beyond that is ordinary at once. Where
+even they have to go, those of the request that came last do, from the end of its chain on.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from afserve.clock import Clock, MonotonicClock
+from afserve.engine.kv.retained import Released
+
+SHARE = 2  # one of so many blocks
+SECONDS = 30.0  # a request that has not begun by then, or never comes, loses its claim
+
+
+class AwaitedBlocks:
+    """Of blocks that nobody holds."""
+
+    def __init__(self, blocks: int, clock: Clock | None = None) -> None:
+        self._most, self._clock = blocks // SHARE, clock or MonotonicClock()
+        self._idle: OrderedDict[int, tuple[int, float]] = (
+            OrderedDict()
+        )  # the number of the release, and until when
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._idle)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._idle
+
+    def keep_chain(self, chain: Iterable[Released]) -> list[Released]:
+        """These, in the order of their chain; those for which there is no room."""
+        until, beyond = self._clock.now() + SECONDS, list[Released]()
+        for block, released in chain:
+            if len(self._idle) < self._most:
+                self._idle[block] = released, until
+            else:
+                beyond.append((block, released))
+        return beyond
+
+    def let_go(self, block: int) -> None:
+        """It is held now, or has another content. May be said of any block."""
+        self._idle.pop(block, None)
+
+    def give_up_newest(self) -> Released:
+        """The end of the chain that came last."""
+        block, (released, _) = self._idle.popitem()
+        return block, released
+
+    def take_late_ones(self) -> list[Released]:
+        """Those whose time has passed."""
+        found, now = list[Released](), self._clock.now()
+        while self._idle and next(iter(self._idle.values()))[1] <= now:
+            block, (released, _) = self._idle.popitem(last=False)
+            found.append((block, released))
+        return found
