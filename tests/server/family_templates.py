@@ -254,6 +254,27 @@ COHERE = """{%- for m in messages %}
 {%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>' }}{%- endif %}
 {#- tools -#}"""
 
+# Reasoning and calls in tags of its own; a token tells how much is to be thought.
+HY3 = """{%- for m in messages %}
+{%- if m.role == 'assistant' %}
+{{- '<｜hy_Assistant:opensource｜><think:opensource>' + (m.reasoning_content or '') }}
+{{- '</think:opensource>' + (m.content or '') }}
+{%- if m.tool_calls %}{{- '<tool_calls:opensource>\n' }}
+{%- for c in m.tool_calls %}
+{{- '<tool_call:opensource>' + c.function.name + '<tool_sep:opensource>\n' }}
+{%- for k, v in c.function.arguments.items() %}
+{{- '<arg_key:opensource>' + k + '</arg_key:opensource>\n<arg_value:opensource>' }}
+{{- v if v is string else v | tojson }}{{ '</arg_value:opensource>\n' }}
+{%- endfor %}
+{{- '</tool_call:opensource>\n' }}
+{%- endfor %}
+{{- '</tool_calls:opensource>' }}{%- endif %}
+{{- '<｜hy_eos:opensource｜>' }}
+{%- else %}{{- '<｜hy_User:opensource｜>' + m.content }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜hy_Assistant:opensource｜><think:opensource>' }}{%- endif %}{#- tools -#}"""
+
 # The template, its form of calls, what ends a turn, and the white space between words and calls.
 FAMILIES = {
     "hermes": (HERMES, "hermes", "<|im_end|>\n", "\n"),
@@ -272,5 +293,6 @@ FAMILIES = {
     "lfm2": (LFM2, "lfm2", "<|im_end|>\n", ""),
     "gemma-4": (GEMMA, "gemma", "<|tool_response>", ""),
     "laguna": (LAGUNA, "glm", "</assistant>\n", "\n"),
+    "hy3": (HY3, "hy3", "<｜hy_eos:opensource｜>", ""),
     "command-a-plus": (COHERE, "cohere", "<|END_OF_TURN_TOKEN|>", ""),
 }

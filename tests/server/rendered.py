@@ -103,6 +103,17 @@ def rendered(form: str, calls: Sequence[Call]) -> str:
             "</tool_call>",
             calls,
         ),
+        "hy3": lambda: (
+            "<tool_calls:opensource>\n"
+            + _tagged(
+                "<tool_call:opensource>{}<tool_sep:opensource>\n",
+                "<arg_key:opensource>{}</arg_key:opensource>\n",
+                "<arg_value:opensource>{}</arg_value:opensource>\n",
+                "</tool_call:opensource>",
+                calls,
+            )
+            + "\n</tool_calls:opensource>"
+        ),
         "channels": lambda: "<|start|>assistant".join(
             f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(given)}<|call|>"
             for name, given in calls

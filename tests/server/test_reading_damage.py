@@ -207,6 +207,10 @@ MISTRAL = ("[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]{}", '[TOOL_CALLS] [{"name
         ("qwen-xml", "<tool_call>\n<function=f>\n</function>\n</tool_call>"),
         ("minimax", '<minimax:tool_call>\n<invoke name="f">\n</invoke>\n</minimax:tool_call>'),
         ("glm", "<tool_call>f\n</tool_call>"),
+        (
+            "hy3",
+            "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>",
+        ),
         ("gemma", "<|tool_call>call:f{}<tool_call|>"),
         ("lfm2", "<|tool_call_start|>[f()]<|tool_call_end|>"),
         ("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {}}]<|END_ACTION|>'),

@@ -14,8 +14,13 @@ class Tags:
 
 
 THINK = Tags("<think>", "</think>")
-THOUGHTS = (THINK, Tags("<|START_THINKING|>", "<|END_THINKING|>"), Tags("<|channel>thought", "<channel|>"))
-"""Around reasoning: of most models, of Cohere's, of Gemma 4."""
+THOUGHTS = (
+    THINK,
+    Tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    Tags("<|channel>thought", "<channel|>"),
+    Tags("<think:opensource>", "</think:opensource>"),
+)
+"""Around reasoning: of most models, of Cohere's, of Gemma 4, of Hy3."""
 ANSWERS = (Tags("<answer>", "</answer>"), Tags("<|START_TEXT|>", "<|END_TEXT|>"))
 """Around the answer behind it: of Hunyuan-A13B, of Cohere's."""
 

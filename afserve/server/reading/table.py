@@ -21,7 +21,7 @@ from afserve.server.reading.json_calls import (
 from afserve.server.reading.parts import Argued, Called, Part, Reader, say
 from afserve.server.reading.python_calls import LFM2, PythonForm
 from afserve.server.reading.reasoning import ANSWERS, THINK, THOUGHTS, AnswerReader, ReasoningReader, Tags
-from afserve.server.reading.xml_calls import GLM, MINIMAX, QWEN, Dialect
+from afserve.server.reading.xml_calls import GLM, HY3, MINIMAX, QWEN, Dialect
 
 CHANNELS = "channels"
 FORMS: Mapping[str, JsonForm | PythonForm] = {
@@ -36,7 +36,7 @@ FORMS: Mapping[str, JsonForm | PythonForm] = {
     "hermes": HERMES,
     "list": LIST,
 }
-DIALECTS: Mapping[str, Dialect] = {"qwen-xml": QWEN, "minimax": MINIMAX, "glm": GLM}
+DIALECTS: Mapping[str, Dialect] = {"qwen-xml": QWEN, "minimax": MINIMAX, "glm": GLM, "hy3": HY3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tool calls whose arguments are the text of tags, as Qwen3-Coder, MiniMax-M2 and GLM-4.5 write them.
+"""Tool calls whose arguments are the text of tags, as Qwen3-Coder, MiniMax-M2, GLM-4.5 and Hy3 write them.
 
 The text of an argument becomes JSON by its types in the tool's schema (`kinds`). Closing tags may be missing: an
 argument then ends where the next one, the call's end or the next call stands as these families write them.
@@ -89,6 +89,12 @@ MINIMAX = Dialect(
     ends=("</minimax:tool_call>",),
 )
 GLM = Dialect("<tool_call>", "", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+HY3 = Dialect(
+    *("<tool_call:opensource>", "<tool_sep:opensource>", "</tool_call:opensource>"),
+    *("<arg_key:opensource>", "</arg_key:opensource>", "<arg_value:opensource>", "</arg_value:opensource>"),
+    section="<tool_calls:opensource>",
+    ends=("</tool_calls:opensource>",),
+)
 
 
 class TagCall:
@@ -145,7 +151,8 @@ class TagCall:
         end = re.escape(to.named) if to.named else r"(?=[\s<]|\Z)" if final else r"(?=[\s<])"
         found = re.match(rf"\s*({NAME})\s*{end}", text[:MOST_HEADER])
         if found is None:
-            begun = rf"\s*(?:{NAME}\s*(?:{re.escape(to.named[:-1])})?)?"
+            parts = "|".join(re.escape(to.named[:size]) for size in range(1, len(to.named)))
+            begun = rf"\s*(?:{NAME}\s*(?:{parts})?)?"
             self.failed = final or len(text) > MOST_HEADER or not re.fullmatch(begun, text)
             return False
         name, rest = found[1], text[found.end() :].lstrip()
