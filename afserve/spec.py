@@ -14,7 +14,15 @@ from functools import cached_property
 from afserve.coverage import QuantCoverage
 from afserve.errors import ConfigError
 from afserve.quantization import Quantization
-from afserve.spec_parts import PLAIN_AROUND, Around, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+from afserve.spec_parts import (
+    PLAIN_AROUND,
+    Around,
+    AttentionSpec,
+    DenseSpec,
+    LayerSpec,
+    MoeSpec,
+    projections_of,
+)
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
@@ -78,6 +86,11 @@ class ModelSpec:
         return self.moe.top_k
 
     @property
+    def expert_width(self) -> int:
+        """Numbers of a row on its way to the experts and back: the hidden size, or that of their latent."""
+        return self.moe.width(self.hidden)
+
+    @property
     def moe_layers(self) -> int:
         return len(self.moe_layer_ids)
 
@@ -108,7 +121,7 @@ class ModelSpec:
 
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
-        return 3 * self.hidden * self.moe.inner
+        return projections_of(self.moe.activation) * self.expert_width * self.moe.inner
 
     def routed_parameters(self) -> int:
         return self.moe_layers * self.experts * self.expert_parameters()
@@ -160,6 +173,8 @@ def distinct(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], tuple[
 
 
 def _attention_parameters(a: AttentionSpec, h: int) -> int:
+    if a.kind == "none":
+        return 0
     if a.kind == "conv":
         return a.heads * (4 * h + a.taps)
     if a.kind == "linear":
@@ -182,7 +197,9 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
 
 
 def _local_parameters(ffn: DenseSpec | MoeSpec, h: int) -> int:
-    """Of an FFN, what an attention node holds: a dense one, or the router and the shared expert."""
+    """Of an FFN, what an attention node holds: a dense one, or the router, the shared expert and the ways into a latent
+    and back."""
+    maps = projections_of(ffn.activation)
     if isinstance(ffn, DenseSpec):
-        return 3 * h * ffn.inner
-    return ffn.experts * h + 3 * h * ffn.shared_inner
+        return maps * h * ffn.inner
+    return ffn.experts * h + maps * h * ffn.shared_inner + 2 * h * ffn.latent

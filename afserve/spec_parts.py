@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 CLAMPED_SWIGLU, BOUNDED_SWIGLU = "clamped_swiglu", "bounded_swiglu"
+SQUARED_RELU = "relu2"
+
+
+def projections_of(activation: str) -> int:
+    """Linear maps of an FFN: gate, up and down, or two where there is no gate."""
+    return 2 if activation == SQUARED_RELU else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class AttentionSpec:
       inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for. By its `rule` it is a
       gated delta net that forgets by `head`, or by `channel` of a key, or adds values (`sum`, Mamba-2).
     - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
+    - `none`: the layer is an FFN alone.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `rope` None is a
@@ -93,7 +100,7 @@ class AttentionSpec:
     multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
     """
 
-    kind: Literal["gqa", "mla", "mfa", "linear", "conv"]
+    kind: Literal["gqa", "mla", "mfa", "linear", "conv", "none"]
     heads: int
     kv_heads: int
     head_dim: int
@@ -146,7 +153,7 @@ class AttentionSpec:
     @property
     def keeps_for_itself(self) -> bool:
         """Whether a layer alone could compute it: it keeps keys, and reuses nothing of a layer before."""
-        return not self.recurrent and not (self.indexer and self.indexer.reuses)
+        return self.kv_width > 0 and not (self.indexer and self.indexer.reuses)
 
     @property
     def recurrent(self) -> bool:
@@ -167,7 +174,8 @@ class AttentionSpec:
 @dataclass(frozen=True, slots=True)
 class DenseSpec:
     """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection; all have a `bias` or
-    none has. With `normed` an RMS norm follows."""
+    none has. With `normed` an RMS norm follows. `relu2` has no gate: relu(up)^2. An `inner` of 0 is none at all.
+    """
 
     inner: int
     activation: str = "silu"
@@ -218,6 +226,11 @@ class MoeSpec:
     alpha: float = 1.0
     limit: float | None = None
     shared_limit: float | None = None
+    latent: int = 0
+
+    def width(self, hidden: int) -> int:
+        """Numbers of the rows that routed experts eat, of a model of that hidden size."""
+        return self.latent or hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +269,7 @@ class LayerSpec:
     @property
     def moe(self) -> MoeSpec | None:
         return self.ffn if isinstance(self.ffn, MoeSpec) else None
+
+
+NO_ATTENTION = AttentionSpec("none", 0, 0, 0, 0)
+NO_FFN = DenseSpec(0)

@@ -77,7 +77,7 @@ def both_biases(
         raise ValueError("gate_up_bias_J, down_bias_H: slots have both biases or none")
     if gate_up_bias_J is None or down_bias_H is None:
         return None
-    expect_shape("gate_up_bias_J", gate_up_bias_J, (2 * experts.inner,))
+    expect_shape("gate_up_bias_J", gate_up_bias_J, (experts.joined,))
     expect_shape("down_bias_H", down_bias_H, (experts.hidden,))
     return gate_up_bias_J, down_bias_H
 

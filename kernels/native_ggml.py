@@ -53,7 +53,7 @@ class NativeGgml:
         biases: Biases | None = None,
     ) -> None:
         expect_slot(slot, experts)
-        _expect(experts, "gate_up", gate_up, (2 * experts.inner, experts.hidden), 0)
+        _expect(experts, "gate_up", gate_up, (experts.joined, experts.hidden), 0)
         _expect(experts, "down", down, (experts.hidden, experts.inner), 1)
         checked = both_biases(experts, *(biases or (None, None)))
         assert isinstance(experts.handle, _native.Experts), "only these have ggml's types"

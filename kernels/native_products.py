@@ -282,7 +282,9 @@ def _groups(groups: Groups) -> _native.Groups:
 
 def gating_of(gating: Gating) -> _native.Gating | None:
     """None for a plain SwiGLU."""
-    return None if gating.limit is None else _native.Gating(gating.limit, gating.alpha, gating.bounded)
+    if gating.limit is None and not gating.squared:
+        return None
+    return _native.Gating(gating.limit or 0.0, gating.alpha, gating.bounded, gating.squared)
 
 
 def places_of(shape: ExpertShape) -> tuple[int, ...]:

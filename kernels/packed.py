@@ -21,14 +21,38 @@ from afserve.kernels.pointwise import gelu_tanh
 class Gating:
     """How an FFN joins its projections: silu(gate) * up; with a `limit` it is gate * sigmoid(alpha * gate) * (up + 1),
     where the gate is at most `limit` and up is within it on both sides (gpt-oss), or, `bounded`, silu(gate) * up within
-    the same limits (Step 3.7); `gelu` stands in silu's place."""
+    the same limits (Step 3.7); `gelu` stands in silu's place. `squared`: there is no gate, it is relu(up)^2 (Nemotron).
+    """
 
     limit: float | None = None
     alpha: float = 1.0
     gelu: bool = False
     bounded: bool = False
+    squared: bool = False
 
-    def join(self, gate: Tensor, up: Tensor) -> Tensor:
+    @property
+    def odd(self) -> str:
+        """What it is called where only some backends know it; empty for SiLU and for gpt-oss' clamped one."""
+        return (
+            "GELU"
+            if self.gelu
+            else "a bounded SwiGLU"
+            if self.bounded
+            else "ReLU squared"
+            if self.squared
+            else ""
+        )
+
+    @property
+    def projections(self) -> int:
+        """That are joined: gate and up, or up alone."""
+        return 1 if self.squared else 2
+
+    def join(self, both: Tensor) -> Tensor:
+        """Of the last dimension, which has the gate before up."""
+        if self.squared:
+            return F.relu(both).square()
+        gate, up = both.chunk(2, dim=-1)
         if self.gelu:
             return gelu_tanh(gate).to(gate.dtype) * up
         if self.limit is None:
@@ -84,6 +108,11 @@ class ExpertShape:
     places: int | None = None
 
     @property
+    def joined(self) -> int:
+        """Rows of gate over up."""
+        return self.gating.projections * self.inner
+
+    @property
     def plain(self) -> bool:
         """SwiGLU without biases, which every backend knows."""
         return self.gating == SWIGLU and not self.bias
@@ -91,7 +120,8 @@ class ExpertShape:
 
 @dataclass(slots=True)
 class PackedExperts:
-    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I), joined as `gating` says. Both biases, or none.
+    """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I; I without gates), joined as `gating` says. Both
+    biases, or none.
 
     `place_E`: where there is memory for fewer experts, which of the tensors' rows has a slot's weights; -1: none has.
     `ggml`: the types of both, where they are kept as ggml's.
@@ -112,6 +142,11 @@ class PackedExperts:
     bias: bool = False
     place_E: list[int] | None = None
     ggml: tuple[str, str] | None = None
+
+    @property
+    def joined(self) -> int:
+        """Rows of gate over up."""
+        return self.gating.projections * self.inner
 
     def put(self, slot: int, place: int) -> None:
         assert self.place_E is not None, "these slots have memory of their own"

@@ -91,7 +91,7 @@ class Packing:
         down_bias_H: Tensor | None = None,
     ) -> None:
         """Replace one slot's weights, and its biases where slots have them. No `expert_ffn` may name it meanwhile."""
-        expect_shape("gate_up_JH", gate_up_JH, (2 * experts.inner, experts.hidden))
+        expect_shape("gate_up_JH", gate_up_JH, (experts.joined, experts.hidden))
         expect_shape("down_HI", down_HI, (experts.hidden, experts.inner))
         expect_slot(slot, experts)
         biases = both_biases(experts, gate_up_bias_J, down_bias_H)
@@ -116,7 +116,7 @@ class Packing:
         differ, or for a scale that is no bfloat16 number where slots keep those."""
         if experts.int4 is None:
             raise ValueError("experts: these slots keep no int4 weights")
-        expect_groups("gate_up", gate_up, (2 * experts.inner, experts.hidden), experts.int4)
+        expect_groups("gate_up", gate_up, (experts.joined, experts.hidden), experts.int4)
         expect_groups("down", down, (experts.hidden, experts.inner), experts.int4)
         expect_slot(slot, experts)
         biases = both_biases(experts, gate_up_bias_J, down_bias_H)

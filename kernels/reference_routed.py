@@ -86,8 +86,8 @@ def sums_by_slot(
         place = experts.place_of(slot)
         up_bias_J = None if experts.gate_up_bias_EJ is None else experts.gate_up_bias_EJ[slot]
         down_bias_H = None if experts.down_bias_EH is None else experts.down_bias_EH[slot]
-        gate, up = F.linear(x_RH[row], experts.gate_up_EJH[place], up_bias_J).chunk(2, dim=-1)
-        y = F.linear(experts.gating.join(gate, up), experts.down_EHI[place], down_bias_H).float()
+        both = F.linear(x_RH[row], experts.gate_up_EJH[place], up_bias_J)
+        y = F.linear(experts.gating.join(both), experts.down_EHI[place], down_bias_H).float()
         part = y * weight_RK[row, choice].float()[:, None]
         total_RH.index_add_(0, row, part.to(x_RH.dtype).float())
 
@@ -98,7 +98,7 @@ def sums_by_choice(
     """The same without a shape that depends on the slots: every row fetches the weights of its k-th expert. It reads
     them once per row, so it is for devices that a read of the slots would stop, and where nothing faster runs."""
     assert experts.gate_up_EJH is not None and experts.down_EHI is not None
-    held = 3 * experts.hidden * experts.inner * experts.gate_up_EJH.element_size()
+    held = (experts.joined + experts.inner) * experts.hidden * experts.gate_up_EJH.element_size()
     step = max(1, GATHERED // max(1, held))
     for k in range(slot_RK.shape[1]):
         for first in range(0, x_RH.shape[0], step):
@@ -108,7 +108,7 @@ def sums_by_choice(
             both = torch.bmm(experts.gate_up_EJH[safe], x_RH[rows].unsqueeze(2)).squeeze(2)
             if experts.gate_up_bias_EJ is not None:
                 both = both + experts.gate_up_bias_EJ[safe]
-            joined = experts.gating.join(*both.chunk(2, dim=-1))
+            joined = experts.gating.join(both)
             y = torch.bmm(experts.down_EHI[safe], joined.unsqueeze(2)).squeeze(2).float()
             if experts.down_bias_EH is not None:
                 y = y + experts.down_bias_EH[safe].float()

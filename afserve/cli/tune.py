@@ -64,7 +64,7 @@ def tune(model: str | None, isa: str, seconds: float, as_json: bool) -> None:
 
         choice = choice_here(found, machine, chosen)
         spec = load_spec(found.folder)
-        shape = (spec.hidden, spec.moe.inner) if model is not None else _SHAPE
+        shape = (spec.expert_width, spec.moe.inner) if model is not None else _SHAPE
     asked = here if isa == ALL else (choice.isa,)
     tuning = measure_machine(machine, asked, *shape, seconds)
     took = time.perf_counter() - begin

@@ -93,7 +93,7 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
             )
         exchange = spec.moe_layers - spec.predictors
     return Layout(
-        hidden=spec.hidden,
+        hidden=spec.expert_width,
         top_k=spec.top_k,
         max_rows=config.most_rows,
         micro_batches=config.micro_batches,

@@ -11,16 +11,24 @@ from afserve.config_ranges import MOST_ROUTED
 from afserve.errors import CheckpointError, shown
 from afserve.families.reading.ffn import EXPERT_FIELDS
 from afserve.spec import ModelSpec
-from afserve.spec_parts import BOUNDED_SWIGLU, CLAMPED_SWIGLU, AttentionSpec, LayerSpec, RopeSpec
+from afserve.spec_parts import (
+    BOUNDED_SWIGLU,
+    CLAMPED_SWIGLU,
+    NO_ATTENTION,
+    SQUARED_RELU,
+    AttentionSpec,
+    LayerSpec,
+    RopeSpec,
+)
 
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
-_ACTIVATIONS = ("silu",)
+_ACTIVATIONS = ("silu", SQUARED_RELU)
 _OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps", "rule"}
 _HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 _OF_SUM = {*_OF_DELTA, "qkv_bias", "out_scale"}
 _OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
 _NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
-_SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+_SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh", SQUARED_RELU)
 _BESIDE_SHARED = (*_SHARED_ACTIVATIONS, BOUNDED_SWIGLU)
 _EXPERT_ACTIVATIONS = (*_BESIDE_SHARED, CLAMPED_SWIGLU)
 
@@ -36,10 +44,10 @@ def check(spec: ModelSpec, where: str) -> None:
     if first and first[1].reuses:
         shared = _unsupported("indexer_types: shared without an earlier full one", "full, then shared")
         raise CheckpointError(f"{where}: {shared} (layer {first[0]})")
-    sizes = {(m.experts, m.top_k, m.inner) for m in (layer.moe for layer in spec.kinds) if m}
+    sizes = {(m.experts, m.top_k, m.inner, m.latent) for m in (layer.moe for layer in spec.kinds) if m}
     if len(sizes) > 1:
         raise CheckpointError(
-            f"{where}: MoE layers with different (experts, top-k, inner size) {sorted(sizes)} are not supported"
+            f"{where}: MoE layers with different (experts, top-k, inner size, latent) {sorted(sizes)} are not supported"
         )
     if sizes and spec.moe_layers * spec.experts > MOST_ROUTED:
         raise CheckpointError(
@@ -77,8 +85,10 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
     if a.kind == "conv":
         yield from _convolution(a)
         return
+    if a == NO_ATTENTION:
+        return
     if a.kind not in ("gqa", "mla"):
-        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla", "linear", "conv")
+        yield _unsupported(f"attention of kind {a.kind}", "gqa", "mla", "linear", "conv", "none")
     if a.rope is not None and a.rope.kind not in _ROPE_KINDS:
         yield _unsupported(f"rope_type {shown(a.rope.kind)}", *_ROPE_KINDS)
     elif a.rope is not None and not _divided(a.rope):

@@ -28,7 +28,7 @@ from afserve.families.grouped import (
     qwen2_moe,
     qwen3_moe,
 )
-from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, qwen3_next
+from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, nemotron_h, qwen3_next
 from afserve.families.latent import deepseek_v2, deepseek_v3, mistral4
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming
@@ -84,6 +84,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": lfm2_moe.FAMILY,
     "kimi_linear": kimi_linear.FAMILY,
     "granitemoehybrid": granitemoehybrid.FAMILY,
+    "nemotron_h": nemotron_h.FAMILY,
     "cohere2_moe": cohere2_moe.FAMILY,
     "mimo_v2_flash": mimo_v2_flash.FAMILY,
     "step3p7": step3p7.FAMILY,

@@ -18,7 +18,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.dense import Rows, Weight
-from afserve.models.halves import AttentionHalf, LayerTensors
+from afserve.models.halves import AttentionHalf, FfnAlone, LayerTensors
 from afserve.models.head_share import HeadShare
 from afserve.models.mixers import load_states
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
@@ -34,6 +34,8 @@ def load_attention(
 ) -> AttentionHalf:
     """The half of layer `tensors.layer`; `families/limits.py` has refused what none of them computes."""
     a = spec.layer(tensors.layer).attention
+    if a.kind == "none":
+        return FfnAlone(spec, tensors, ops, router)
     if a.recurrent:
         return load_states(spec, tensors, ops, router)
     half = LatentHalf if a.kind == "mla" else GroupedQueryHalf
@@ -48,7 +50,7 @@ class GroupedQueryHalf:
         self._ops, self._order = ops, head_order(a)
         share = tensors.share
         self.keeps = LayerShape(share.heads_of(a.kv_heads), a.head_dim, a.head_dim)
-        input_norm, post_norm = tensors.norms(h)
+        input_norm, post_norm = tensors.norms(spec)
         naming = tensors.naming
         self._prepared = ops.prepare_gqa(
             GqaLayer(
@@ -236,7 +238,7 @@ class LatentHalf:
         chooses = a.indexer is not None and not a.indexer.reuses
         indexer = _indexer(a, h, tensors) if chooses else None
         self.keeps = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
-        input_norm, post_norm = tensors.norms(h)
+        input_norm, post_norm = tensors.norms(spec)
         q_norm = q_up = None
         if a.q_lora_rank is not None:
             q_norm = tensors.attention("q_a_layernorm.weight", a.q_lora_rank)

@@ -23,7 +23,7 @@ from afserve.models.dense import Dense
 from afserve.models.eagle import EagleHead
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import embedded, load_ends
-from afserve.models.local_ffn import LocalFfn
+from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, tables
 from afserve.models.router import Router, load_router
@@ -52,6 +52,8 @@ class DecoderLayer:
         )
         self._half = load_half(spec, tensors, ops, rope, router)
         self._ffn = LocalFfn(spec, tensors, ops)
+        moe = spec.layer(layer).moe
+        self._latent = LatentRows(spec, moe, tensors, ops) if moe and moe.latent else None
         scaled = spec.around.scaled_by_layer
         self._row_scale = float(tensors(naming.layer_scale, 1)) if scaled else 1.0
 
@@ -69,7 +71,9 @@ class DecoderLayer:
     ) -> StackLayer | None:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
-        if half.bound is None or not self._ffn.is_plain or self._row_scale != 1.0:
+        lone = self.moe_number is None and self._ffn.maps is None
+        odd = lone or self._latent is not None or self._row_scale != 1.0
+        if half.bound is None or not self._ffn.is_plain or odd:
             return None
         maps = self._ffn.maps
         if self.moe_number is None or experts is None:
@@ -81,13 +85,20 @@ class DecoderLayer:
         stream, which some shared experts read by a norm of their own."""
         return self._ffn(normed_TH, x_TH)
 
+    def sent(self, normed_TH: Tensor) -> Tensor:
+        """Rows as the layer's experts eat them."""
+        return normed_TH if self._latent is None else self._latent.lowered(normed_TH)
+
     @property
     def adds_at_once(self) -> bool:
         """Whether a norm follows the sum of shared and routed experts, so that `whole_sum` takes both."""
         return self._ffn.adds_at_once
 
     def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
-        """What an MoE layer adds to the residual stream, but for a shared expert that was added before."""
+        """What an MoE layer adds to the residual stream, but for a shared expert that was added before; `routed_TH` are
+        the sums of its experts, as wide as what was `sent`."""
+        if self._latent is not None:
+            routed_TH = self._latent.raised(routed_TH)
         return self._ffn.whole_sum(routed_TH, shared_TH)
 
     def finish(self, x_TH: Tensor) -> None:

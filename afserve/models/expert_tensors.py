@@ -1,6 +1,7 @@
 """The tensors of one routed expert, out of whichever layout a checkpoint has: its own, or those of all experts.
 
-It reads and turns; it keeps nothing. Shapes: E experts, H hidden, I inner, J = 2 I.
+It reads and turns; it keeps nothing. Shapes: E experts, H hidden or the width of their latent, I inner, J = 2 I,
+or I without gates.
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from afserve.kernels.formats.ggml import GgmlRows, joined
 from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
+from afserve.spec_parts import projections_of
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """Gate over up, and down; both biases or none."""
+    """Gate over up, or up alone, and down; both biases or none."""
 
     gate_up_JH: Tensor
     down_HI: Tensor
@@ -52,9 +54,9 @@ def read_expert(
     stacked = _stacked(source, naming, layer, expert)
     if stacked is not None:
         return _Reader(spec, source, naming, stacked, layer, expert, dtype).read()
-    hidden, inner = spec.hidden, spec.moe.inner
-    gate, up, down = naming.expert(layer, expert)
-    both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in (gate, up)])
+    hidden, inner = spec.expert_width, spec.moe.inner
+    *first, down = _names(spec, naming, layer, expert)
+    both = torch.cat([source.tensor(name, (inner, hidden), dtype) for name in first])
     down_HI = source.tensor(down, (hidden, inner), dtype)
     return ExpertTensors(both, down_HI, *_biases(spec, source, naming, layer, expert, dtype))
 
@@ -64,7 +66,7 @@ def read_rows(
 ) -> ExpertRows:
     """`read_expert` where `source` has ggml's types. Raises CheckpointError where this expert is stored otherwise than
     the layer's first one."""
-    hidden, inner = spec.hidden, spec.moe.inner
+    hidden, inner = spec.expert_width, spec.moe.inner
     shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
     named = zip(naming.expert(layer, expert), shapes, strict=True)
     gate, up, down = (source.ggml(*one) for one in named)
@@ -89,11 +91,11 @@ def read_codes(
     stacked = _stacked(source, naming, layer, expert)
     if stacked is not None and not stacked.flat:
         return _Reader(spec, source, naming, stacked, layer, expert, dtype).read_codes(size)
-    hidden, inner = spec.hidden, spec.moe.inner
-    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
-    named = zip(naming.expert(layer, expert), shapes, strict=True)
-    gate, up, down = (source.int4(name, shape, size) for name, shape in named)
-    both = _over(gate, up)
+    hidden, inner = spec.expert_width, spec.moe.inner
+    *first, last = _names(spec, naming, layer, expert)
+    named = [*((name, (inner, hidden)) for name in first), (last, (hidden, inner))]
+    *parts, down = (source.int4(name, shape, size) for name, shape in named)
+    both = _over(parts)
     return ExpertCodes(both, down, *_biases(spec, source, naming, layer, expert, dtype))
 
 
@@ -107,20 +109,25 @@ def _stacked(source: TensorSource, naming: Naming, layer: int, expert: int) -> S
     return None if apart else found  # codes of an expert have other names than its weights
 
 
+def _names(spec: ModelSpec, naming: Naming, layer: int, expert: int) -> tuple[str, ...]:
+    """Without the gate's, where there is none."""
+    return naming.expert(layer, expert)[-projections_of(spec.moe.activation) :]
+
+
 def _biases(
     spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor] | tuple[()]:
     """Of an expert with tensors of its own."""
     if not spec.moe.expert_bias:
         return ()
-    gate, up, down = map(bias_of, naming.expert(layer, expert))
-    both = torch.cat([source.tensor(name, (spec.moe.inner,), dtype) for name in (gate, up)])
-    return both, source.tensor(down, (spec.hidden,), dtype)
+    *first, down = map(bias_of, _names(spec, naming, layer, expert))
+    both = torch.cat([source.tensor(name, (spec.moe.inner,), dtype) for name in first])
+    return both, source.tensor(down, (spec.expert_width,), dtype)
 
 
-def _over(upper: Grouped, lower: Grouped) -> Grouped:
-    code, scale = torch.cat((upper.code_OI, lower.code_OI)), torch.cat((upper.scale_OG, lower.scale_OG))
-    return Grouped(code, scale, upper.size)
+def _over(parts: list[Grouped]) -> Grouped:
+    code, scale = torch.cat([part.code_OI for part in parts]), torch.cat([part.scale_OG for part in parts])
+    return Grouped(code, scale, parts[0].size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,7 @@ class _Reader:
     dtype: torch.dtype
 
     def read(self) -> ExpertTensors:
-        hidden, inner = self.spec.hidden, self.spec.moe.inner
+        hidden, inner = self.spec.expert_width, self.spec.moe.inner
         if self.layout.flat:
             gate, up, down = (
                 self._rows(name, inner, hidden)
@@ -151,7 +158,7 @@ class _Reader:
         return ExpertTensors(both, self._matrix(self.layout.down, hidden, inner), *self._biases())
 
     def read_codes(self, size: int) -> ExpertCodes:
-        hidden, inner, experts = self.spec.hidden, self.spec.moe.inner, self.spec.experts
+        hidden, inner, experts = self.spec.expert_width, self.spec.moe.inner, self.spec.experts
         both, down = (
             self.source.int4_of(self._name(name), (experts, *shape), self.expert, size)
             for name, shape in (
@@ -166,7 +173,7 @@ class _Reader:
         if not self.spec.moe.expert_bias:
             return ()
         both = self._one(f"{self.layout.gate_up}_bias", (2 * self.spec.moe.inner,))
-        return self._gate_first(both), self._one(f"{self.layout.down}_bias", (self.spec.hidden,))
+        return self._gate_first(both), self._one(f"{self.layout.down}_bias", (self.spec.expert_width,))
 
     def _matrix(self, name: str, outputs: int, inputs: int) -> Tensor:
         if self.layout.transposed:

@@ -26,7 +26,7 @@ from afserve.models.rounding import RoundingError
 from afserve.models.weights import TensorSource
 from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
-from afserve.spec_parts import BOUNDED_SWIGLU, MoeSpec
+from afserve.spec_parts import BOUNDED_SWIGLU, SQUARED_RELU, MoeSpec
 
 Held = Sequence[tuple[int, int, int]]
 Progress = Callable[[float], None]
@@ -41,8 +41,8 @@ def _loaders(ops: Ops) -> int:
 
 
 def gating_of(moe: MoeSpec) -> Gating:
-    gelu, bounded = moe.activation == "gelu_pytorch_tanh", moe.activation == BOUNDED_SWIGLU
-    return Gating(moe.limit, moe.alpha, gelu, bounded)
+    named = (moe.activation == one for one in ("gelu_pytorch_tanh", BOUNDED_SWIGLU, SQUARED_RELU))
+    return Gating(moe.limit, moe.alpha, *named)
 
 
 class ExpertBank(Bank):
@@ -71,7 +71,7 @@ class ExpertBank(Bank):
         bias = spec.moe.expert_bias
         moes = (spec.layer(layer).moe for layer in spec.moe_layer_ids)
         gatings = [gating_of(moe) for moe in moes if moe is not None]
-        sizes = slots, spec.hidden, spec.moe.inner, dtype
+        sizes = slots, spec.expert_width, spec.moe.inner, dtype
 
         def empty(kept: KeptFormat, gating: Gating) -> PackedExperts:
             if kept.ggml is not None and ops.ggml is not None:
@@ -158,7 +158,7 @@ class ExpertBank(Bank):
 
     def _parts(self, layer: int, expert: int) -> list[tuple[str, tuple[int, int]]]:
         """Names and shapes of an expert's gate, up and down."""
-        hidden, inner = self._spec.hidden, self._spec.moe.inner
+        hidden, inner = self._spec.expert_width, self._spec.moe.inner
         shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
         return list(zip(self._naming.expert(self._spec.moe_layer_ids[layer], expert), shapes, strict=True))
 

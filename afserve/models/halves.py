@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
-from afserve.kernels.cache import KeptShape, LayerCache
+from afserve.kernels.cache import KeptShape, LayerCache, StateShape
 from afserve.kernels.layer import Half
+from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense, Weight
 from afserve.models.head_share import ALL_HEADS, HeadShare
+from afserve.models.router import Router
 from afserve.models.weights import TensorSource
-from afserve.spec_parts import AttentionSpec
+from afserve.spec import ModelSpec
+from afserve.spec_parts import NO_FFN, AttentionSpec
 
 
 class BoundHalf(Protocol):
@@ -82,9 +85,12 @@ class LayerTensors:
         names = bias_of(self.naming.input_norm), bias_of(self.naming.post_norm)
         return self(names[0], hidden), self(names[1], hidden)
 
-    def norms(self, hidden: int) -> tuple[Tensor, Tensor]:
-        """The one before attention and the one before the FFN."""
-        return self.norm(self.naming.input_norm, hidden), self.norm(self.naming.post_norm, hidden)
+    def norms(self, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+        """The one before attention and the one before the FFN; ones where there is no FFN to read it."""
+        before = self.norm(self.naming.input_norm, spec.hidden)
+        if spec.layer(self.layer).ffn == NO_FFN:
+            return before, torch.ones_like(before)
+        return before, self.norm(self.naming.post_norm, spec.hidden)
 
 
 def norm_weights(source: TensorSource, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:
@@ -92,3 +98,26 @@ def norm_weights(source: TensorSource, name: str, size: int, dtype: torch.dtype,
     if not less_one:
         return source.tensor(name, (size,), dtype)
     return (source.tensor(name, (size,), torch.float32) + 1.0).to(dtype)
+
+
+class FfnAlone:
+    """The half of a layer that has no attention: the norm before its FFN, and the router. It keeps nothing."""
+
+    keeps = StateShape(0)
+    bound = None
+
+    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, router: Router | None) -> None:
+        self._ops, self._router, self._eps = ops, router, spec.eps
+        self._norm = tensors.norm(tensors.naming.post_norm, spec.hidden)
+
+    def bind(self, cache: LayerCache) -> BoundHalf:
+        return self
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        """The residual stream stays as it is."""
+        ops, router = self._ops, self._router
+        normed_TH = ops.rms_norm(x_TH, self._norm, self._eps)
+        if router is None:
+            return Half(normed_TH, None, None)
+        routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
+        return Half(normed_TH, *routed)

@@ -15,6 +15,7 @@ from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
+from afserve.spec_parts import projections_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Keeping:
         ggml, how = self._ops.ggml, self._spec.quantization
         if ggml is None or how is None or not how.gguf or not ggml.holds(self._dtype):
             return None
-        hidden, inner = self._spec.hidden, self._spec.moe.inner
+        hidden, inner = self._spec.expert_width, self._spec.moe.inner
         shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
         names = self._naming.expert(self._spec.moe_layer_ids[layer], 0)
         gate, up, down = (self._source.ggml(*one) for one in zip(names, shapes, strict=True))
@@ -106,9 +107,13 @@ class Keeping:
         stacked = self._naming.stacked
         if stacked is not None and not stacked.sometimes:
             return None
-        return self._naming.expert(self._spec.moe_layer_ids[layer], 0)[0]
+        return self._naming.expert(self._spec.moe_layer_ids[layer], 0)[
+            -projections_of(self._spec.moe.activation)
+        ]
 
     def _stays_fp8(self, layer: int) -> bool:
+        if self._spec.moe.activation != "silu":  # blocks are multiplied by a plain SwiGLU alone
+            return False
         if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
             return False
         gate = self._gate(layer)
@@ -126,5 +131,5 @@ class Keeping:
             first = self._gate(layer) or ""
         if not self._source.has_int4(first):
             return None
-        size = how.group_for(self._spec.hidden, self._spec.moe.inner)
+        size = how.group_for(self._spec.expert_width, self._spec.moe.inner)
         return Groups(size, wide=not how.e2m1, e2m1=how.e2m1)

@@ -15,7 +15,7 @@ from afserve.kernels.pointwise import sigmoid
 from afserve.models.experts import gating_of
 from afserve.models.halves import LayerTensors
 from afserve.spec import ModelSpec
-from afserve.spec_parts import BOUNDED_SWIGLU, DenseSpec, MoeSpec
+from afserve.spec_parts import BOUNDED_SWIGLU, SQUARED_RELU, DenseSpec, MoeSpec, projections_of
 
 Maps = tuple[PackedLinear, PackedLinear]
 
@@ -30,17 +30,19 @@ class NormsApart:
 
 
 class LocalFfn:
-    """`maps` are gate over up, and down; None without a shared expert."""
+    """`maps` are gate over up, or up alone, and down; None without a shared expert or dense FFN."""
 
     def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
         naming, layer, h = tensors.naming, tensors.layer, spec.hidden
         ffn = spec.layer(layer).ffn
         self._ops, self._eps, self._spec = ops, spec.eps, ffn
         if isinstance(ffn, DenseSpec):
-            self.maps: Maps | None = _maps(naming.dense(layer), (ffn.inner, h), ffn.bias, tensors)
+            names, inner, bias = naming.dense(layer), ffn.inner, ffn.bias
         else:
-            names, shape = naming.shared_expert(layer), (ffn.shared_inner, h)
-            self.maps = _maps(names, shape, ffn.shared_bias, tensors) if ffn.shared_inner else None
+            names, inner, bias = naming.shared_expert(layer), ffn.shared_inner, ffn.shared_bias
+        self.maps: Maps | None = (
+            _maps(names[-projections_of(ffn.activation) :], (inner, h), bias, tensors) if inner else None
+        )
         self._gate = self._apart = None
         if isinstance(ffn, MoeSpec) and self.maps is not None and ffn.shared_gate:
             self._gate = ops.pack_linear(tensors(f"{naming.moe}.{naming.shared_gate}", 1, h))
@@ -48,7 +50,7 @@ class LocalFfn:
             names = naming.before_shared, naming.after_shared, naming.after_routed
             self._apart = NormsApart(*(tensors.norm(name, h) for name in names))
         self._after_H = tensors.norm(naming.after_ffn, h) if ffn.normed else None
-        self._gating = _gating_of_shared(ffn) if isinstance(ffn, MoeSpec) else None
+        self._gating = _gating_of(ffn)
         self._scale = ffn.shared_scale if isinstance(ffn, MoeSpec) else 1.0
 
     @property
@@ -78,8 +80,7 @@ class LocalFfn:
     def _joined(self, normed_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         if self._gating is None:
             return self._ops.mlp(normed_TH, gate_up, down)
-        gate_TI, up_TI = self._ops.linear(normed_TH, gate_up).chunk(2, 1)
-        return self._ops.linear(self._gating.join(gate_TI, up_TI), down)
+        return self._ops.linear(self._gating.join(self._ops.linear(normed_TH, gate_up)), down)
 
     def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
         norms = self._apart
@@ -95,24 +96,52 @@ class LocalFfn:
         return self._ops.rms_norm(x_TH.to(weight_H.dtype), weight_H, self._eps)
 
 
-def _gating_of_shared(moe: MoeSpec) -> Gating | None:
-    """None for a plain SwiGLU."""
-    if moe.shared_limit is not None:
-        return Gating(moe.shared_limit, bounded=True)
-    return None if moe.activation in ("silu", BOUNDED_SWIGLU) else gating_of(moe)
+def _gating_of(ffn: DenseSpec | MoeSpec) -> Gating | None:
+    """Of a dense FFN or a shared expert; None for a plain SwiGLU."""
+    if isinstance(ffn, DenseSpec):
+        return Gating(squared=True) if ffn.activation == SQUARED_RELU else None
+    if ffn.shared_limit is not None:
+        return Gating(ffn.shared_limit, bounded=True)
+    return None if ffn.activation in ("silu", BOUNDED_SWIGLU) else gating_of(ffn)
 
 
-def _maps(names: tuple[str, str, str], shape: tuple[int, int], bias: bool, tensors: LayerTensors) -> Maps:
-    gate, up, down = names
+def _maps(names: tuple[str, ...], shape: tuple[int, int], bias: bool, tensors: LayerTensors) -> Maps:
+    """Of gate, up and down, or of up and down."""
+    *first, down = names
     (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
     dense, source = tensors.dense, tensors.source
     both_bias = down_bias = None
     if bias:
-        both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in (gate, up)])
+        both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in first])
         down_bias = read(bias_of(down), (hidden,), dtype)
-    if gate == up:
-        gate_up = [dense.read(source, gate, (2 * inner, hidden))]
+    if len(first) > len(set(first)):
+        gate_up = [dense.read(source, first[0], (2 * inner, hidden))]
     else:
-        gate_up = [dense.read(source, name, shape) for name in (gate, up)]
+        gate_up = [dense.read(source, name, shape) for name in first]
     down_weight = dense.read(source, down, (hidden, inner))
     return dense.linear(*gate_up, bias_O=both_bias), dense.linear(down_weight, bias_O=down_bias)
+
+
+class LatentRows:
+    """The way of rows into the latent that routed experts work in, and of the sum back. Both are of the attention side,
+    so what travels is as narrow as the latent. Source: NVIDIA Nemotron 3 (LatentMoE). Shape L: latent."""
+
+    def __init__(self, spec: ModelSpec, moe: MoeSpec, tensors: LayerTensors, ops: Ops) -> None:
+        naming = tensors.naming
+        self._ops, self._dtype = ops, tensors.dtype
+        self._into = _latent_map(naming.into_latent, moe.latent, spec.hidden, moe, tensors)
+        self._back = _latent_map(naming.from_latent, spec.hidden, moe.latent, moe, tensors)
+
+    def lowered(self, normed_TH: Tensor) -> Tensor:
+        """(T, L): what experts eat."""
+        return self._ops.linear(normed_TH, self._into)
+
+    def raised(self, sum_TL: Tensor) -> Tensor:
+        """(T, H) of the experts' sums, which are rounded to the rows' dtype before."""
+        return self._ops.linear(sum_TL.to(self._dtype), self._back)
+
+
+def _latent_map(name: str, outputs: int, inputs: int, moe: MoeSpec, tensors: LayerTensors) -> PackedLinear:
+    stem = f"{tensors.naming.moe}.{name}"
+    bias = tensors(f"{stem}.bias", outputs) if moe.shared_bias else None
+    return tensors.dense.linear(tensors.weight(f"{stem}.weight", outputs, inputs), bias_O=bias)

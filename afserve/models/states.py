@@ -37,7 +37,7 @@ class StateHalf:
     ) -> None:
         self._ops, self._router, self._eps, self._mixer = ops, router, spec.eps, mixer
         self.keeps = mixer.state
-        self._input_norm, self._post_norm = tensors.norms(spec.hidden)
+        self._input_norm, self._post_norm = tensors.norms(spec)
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBE,) = cache

@@ -76,9 +76,9 @@ Experts::Experts(int slots, int hidden, int inner, Dtype dtype, const Groups& gr
     : slots_(slots),
       hidden_(hidden),
       inner_(inner),
-      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, dtype, groups, places),
-      down_(slots, hidden, inner, dtype, groups, places),
       gating_(gating),
+      gate_up_(slots, ceil_div(inner, width()) * PANEL, hidden, dtype, groups, places),
+      down_(slots, hidden, inner, dtype, groups, places),
       gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
       down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
 
@@ -86,9 +86,9 @@ Experts::Experts(int slots, int hidden, int inner, GgmlType gate_up, GgmlType do
     : slots_(slots),
       hidden_(hidden),
       inner_(inner),
-      gate_up_(slots, ceil_div(inner, 32) * PANEL, hidden, {gate_up}, places),
-      down_(slots, hidden, inner, {down}, places),
       gating_(gating),
+      gate_up_(slots, ceil_div(inner, width()) * PANEL, hidden, {gate_up}, places),
+      down_(slots, hidden, inner, {down}, places),
       gate_up_bias_(bias ? size_t(slots) * gate_up_.panels() * PANEL : 0),
       down_bias_(bias ? size_t(slots) * down_.panels() * PANEL : 0) {}
 
@@ -108,8 +108,10 @@ void Experts::check_placed() const {
       throw std::out_of_range("slot " + std::to_string(group.slot) + " has no weights in memory");
 }
 
-// Panel columns are gate, up, gate, up tiles of 16, so that SwiGLU needs only what one product made.
+// Panel columns are gate, up, gate, up tiles of 16, so that SwiGLU needs only what one product made; or, without gates, all
+// up.
 int Experts::gate_up_row(int column) const {
+  if (gating_.squared) return column < inner_ ? column : -1;
   int inner = column / PANEL * 32 + column % PANEL / 32 * 16 + column % 16;
   if (inner >= inner_) return -1;
   return column / 16 % 2 ? inner_ + inner : inner;
@@ -178,7 +180,7 @@ void Experts::compute(Engine& engine, const E* x, size_t stride, const int32_t* 
   engine.reserve(sums + (by_bytes ? gate_up_.operand_bytes(ROW_BLOCK) : 0));
   const auto& groups = grouping_.groups;
   int entries = int(grouping_.row.size());
-  size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * 32;
+  size_t wide = size_t(gate_up_.blocks()) * BLOCK, inner = size_t(gate_up_.panels()) * width();
 
   // Each entry's activations, in group order and whole blocks; none where bytes are multiplied, which threads make as they
   // need them: what another core wrote comes slower than weights do.
@@ -220,8 +222,10 @@ void Experts::compute(Engine& engine, const E* x, size_t stride, const int32_t* 
     const char* after = panel + 1 < panels ? nullptr : gate_up_.at(pieces[next_piece(index / panels)].slot, 0);
     gate_up_.multiply(isa, piece.slot, panel, given(index / panels, worker), piece.count, sum, after);
     add_bias(isa, sum, piece.count, gate_up_bias_, size_t(piece.slot) * panels + panel);
-    E* to = middle + piece.first * inner + panel * 32;
-    if (gating_.clamped)
+    E* to = middle + piece.first * inner + panel * width();
+    if (gating_.squared)
+      isa.of<E>().squared_relu(sum, piece.count, to, inner);
+    else if (gating_.clamped)
       isa.of<E>().clamped_swiglu(sum, piece.count, gating_, to, inner);
     else
       isa.of<E>().swiglu(sum, piece.count, to, inner);

@@ -31,7 +31,7 @@ class Experts {
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
   void pack_ggml(int slot, const void* gate_up, const void* down);
-  // (2 inner), gate over up, and (hidden). Throws where slots have none.
+  // (2 inner), gate over up, or (inner) without gates, and (hidden). Throws where slots have none.
   void set_bias(int slot, const float* gate_up, const float* down);
 
   int slots() const { return slots_; }
@@ -55,12 +55,14 @@ class Experts {
                O* out, size_t out_stride, bool add, const End& end);
   void check(int slot) const;
   void check_placed() const;
+  // Inner columns of a panel of the first product.
+  int width() const { return gating_.squared ? PANEL : PANEL / 2; }
   int gate_up_row(int column) const;
   int down_row(int column) const { return column < hidden_ ? column : -1; }
 
   int slots_, hidden_, inner_;
+  Gating gating_;  // before what is made by it
   Panels gate_up_, down_;
-  Gating gating_;
   std::vector<float> gate_up_bias_, down_bias_;  // by slot and panel; empty without
   Grouping grouping_;
 };

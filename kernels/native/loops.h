@@ -51,6 +51,17 @@ void clamped_swiglu(const float* sum, int rows, const Gating& g, E* out, size_t 
   }
 }
 
+// NaN stays NaN here too.
+template <class E>
+void squared_relu(const float* sum, int rows, E* out, size_t stride) {
+  f32v none = {};
+  for (int r = 0; r < rows; r++, sum += PANEL, out += stride)
+    for (int c = 0; c < PANEL; c += LANES) {
+      f32v up = load(sum + c);
+      store(out + c, up < none ? none : up * up);
+    }
+}
+
 template <class E>
 void gated(const E* gate, const E* up, int size, E* out) {
   for (int i = 0; i < size; i += LANES) {

@@ -90,7 +90,7 @@ class TritonBackend(Reference):
         return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
-        if (shape.gating.gelu or shape.gating.bounded) and not int8:
+        if shape.gating.odd and not int8:
             return super().empty_experts(shape)
         if int8:
             group = whole_rows(shape.hidden, shape.inner)
@@ -104,9 +104,9 @@ class TritonBackend(Reference):
         return replace(self._coded(shape, 4, groups), int4=groups)
 
     def _coded(self, shape: ExpertShape, bits: int, groups: Groups) -> PackedExperts:
-        if shape.gating.gelu or shape.gating.bounded:
+        if shape.gating.odd:
             raise ConfigError(
-                f"device {self.device}: experts with GELU are kept in 16 or 32 bits, not in {bits}"
+                f"device {self.device}: experts with {shape.gating.odd} are kept in 16 or 32 bits, not in {bits}"
             )
         coded = triton_bits.empty(shape, bits, groups, self.device)
         sizes = shape.slots, shape.hidden, shape.inner
@@ -182,8 +182,8 @@ class TritonBackend(Reference):
         out_RH: Tensor,
         add: bool,
     ) -> None:
-        if experts.gating.gelu or experts.gating.bounded:
-            self.fallbacks.record_fallback("expert_ffn", "GELU")
+        if experts.gating.odd:
+            self.fallbacks.record_fallback("expert_ffn", experts.gating.odd)
             super().expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)

@@ -105,7 +105,7 @@ def test_what_no_kernel_runs_is_refused(toy, tmp_path):
     folder = folder_of(tmp_path / "odd", hidden_act="relu")
     with pytest.raises(
         CheckpointError,
-        match=r"hidden_act: 'relu' is not supported; supported: silu, gelu_pytorch_tanh \(layer",
+        match=r"hidden_act: 'relu' is not supported; supported: silu, gelu_pytorch_tanh, relu2 \(layer",
     ):
         tokens(folder)
 

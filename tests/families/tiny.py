@@ -73,6 +73,13 @@ KIMI = {
     "num_local_experts": 8,
 }  # fmt: skip
 MAMBA = {"shared_intermediate_size": 32, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 14}
+NEMOTRON = {
+    **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"}, "head_dim": 16,
+    "intermediate_size": 40, "moe_intermediate_size": 28, "moe_shared_expert_intermediate_size": 36,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2,
+    "ssm_state_size": 16,
+    "time_step_min": 1e-9,  # transformers holds steps of prompts above it, and none of single tokens
+}  # fmt: skip
 OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 
 # name -> (transformers class, config fields)
@@ -243,6 +250,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "mamba_d_state": 10, "mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope",
          "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
     ),
+    "nemotron": (
+        "NemotronH",
+        {**NEMOTRON, "moe_latent_size": 20, "routed_scaling_factor": 2.5, "layers_block_type":
+         ["linear_attention", "moe", "full_attention", "moe", "linear_attention", "mlp"]},
+    ),
+    "nemotron-odd": (
+        "NemotronH",
+        {**NEMOTRON, **ONE_GROUP,
+         "layers_block_type": ["moe", "linear_attention", "linear_attention", "moe", "full_attention"],
+         "mlp_bias": True, "n_group": 4, "topk_group": 2, "mamba_num_heads": 9, "mamba_head_dim": 10, "n_groups": 3,
+         "conv_kernel": 3, "ssm_state_size": 14, "use_conv_bias": False, "norm_topk_prob": False},
+    ),
     "gemma4": (
         "Gemma4",
         {**GEMMA, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "attention_k_eq_v": True,
@@ -325,6 +344,32 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _many(experts: int, top_k: int, hidden: int, latent: int) -> tuple[str, dict[str, Any]]:
+    more = {
+        "n_routed_experts": experts,
+        "num_experts_per_tok": top_k,
+        "hidden_size": hidden,
+        "moe_latent_size": latent,
+    }
+    blocks = ["linear_attention", "moe", "full_attention", "moe"]
+    return "NemotronH", {
+        **NEMOTRON,
+        **more,
+        "layers_block_type": blocks,
+        "initializer_range": 0.9 * hidden**-0.5,
+    }
+
+
+# Numbers of experts, choices and widths that others have caps for: as narrow as a test wants them, and whole.
+LARGE = {
+    "many-512-22": _many(512, 22, 64, 32),
+    "many-896-16": _many(896, 16, 96, 48),
+    "whole-512-22-1024": _many(512, 22, 4096, 1024),
+    "whole-896-16-3584": _many(896, 16, 7168, 3584),
+}
+ALL = TINY | LARGE
+
+
 def build(name: str, folder: Path) -> Path:
     import warnings
 
@@ -332,7 +377,7 @@ def build(name: str, folder: Path) -> Path:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    family, fields = TINY[name]
+    family, fields = ALL[name]
     torch.manual_seed(len(name))
     config = family + ("TextConfig" if family in ("Llama4", "Qwen3_5Moe", "Gemma4") else "Config")
     with warnings.catch_warnings():

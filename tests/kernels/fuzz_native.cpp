@@ -181,7 +181,7 @@ void long_rows(Engine& engine) {
   calls++;
 }
 
-void set_biases(Experts& bank, int slot, int hidden, int inner) {
+void set_biases(Experts& bank, int slot, int hidden, int inner) {  // also of a bank without gates, which has fewer
   Buffer<float> gate_up(2 * inner), down(hidden);
   fill(gate_up), fill(down);
   bank.set_bias(slot, gate_up.get(), down.get());
@@ -190,12 +190,13 @@ void set_biases(Experts& bank, int slot, int hidden, int inner) {
 template <class E>
 std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, int inner) {
   bool biased = random_bits() % 2;
-  Gating gating{random_bits() % 2 == 0, 0.5f, 1.7f};
+  Gating gating{random_bits() % 2 == 0, 0.5f, 1.7f, false, random_bits() % 4 == 0};
+  int joined = gating.squared ? inner : 2 * inner;
   if (random_bits() % 3 == 0) {
     Groups groups = some_groups();
     auto bank = std::make_shared<Experts>(slots, hidden, inner, Dtype::i4, groups, biased, gating);
     for (int s = 0; s < slots; s++) {
-      Codes gate_up(2 * inner, hidden, groups), down(hidden, inner, groups);
+      Codes gate_up(joined, hidden, groups), down(hidden, inner, groups);
       bank->pack_int4(s, gate_up.source(), down.source());
       if (biased) set_biases(*bank, s, hidden, inner);
     }
@@ -203,7 +204,7 @@ std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, in
   }
   auto bank = std::make_shared<Experts>(slots, hidden, inner, kept<E>(engine, random_bits() % 2), Groups{}, biased, gating);
   for (int s = 0; s < slots; s++) {
-    Buffer<E> gate_up(size_t(2) * inner * hidden), down(size_t(hidden) * inner);
+    Buffer<E> gate_up(size_t(joined) * hidden), down(size_t(hidden) * inner);
     fill(gate_up), fill(down);
     bank->pack(s, source(gate_up, hidden), source(down, inner));
     if (biased) set_biases(*bank, s, hidden, inner);

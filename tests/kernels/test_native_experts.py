@@ -17,6 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]
 CLAMPED = Gating(1.0, 1.702)
 BOUNDED = Gating(0.3, bounded=True)
+SQUARED = Gating(squared=True)
 
 
 def weights(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -49,9 +50,9 @@ def exact(
     out = torch.zeros(x.shape, dtype=torch.float64)
     up_bias, down_bias = (torch.zeros(m.shape[:2]) for m in (up, down)) if biases is None else biases
     for s in range(up.shape[0]):
-        gate, wide = (x.double() @ up[s].double().t() + up_bias[s].double()).chunk(2, dim=1)
+        both = x.double() @ up[s].double().t() + up_bias[s].double()
         share = torch.where(slot == s, weight, 0).sum(1, dtype=torch.float64)
-        out += share[:, None] * (gating.join(gate, wide) @ down[s].double().t() + down_bias[s].double())
+        out += share[:, None] * (gating.join(both) @ down[s].double().t() + down_bias[s].double())
     return out
 
 
@@ -81,13 +82,14 @@ def test_expert_ffn_is_close_to_float64(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kept", ["whole", "int8", "int4"])
 @pytest.mark.parametrize(
-    ("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED), (False, BOUNDED)]
+    ("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED), (False, BOUNDED), (True, SQUARED)]
 )
 def test_biases_and_a_clamped_swiglu(
     ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kept: str, bias: bool, gating: Gating
 ) -> None:
     """As gpt-oss has them, whatever weights are kept in. Sums leave the bounds on both sides."""
     up, down = weights(*shape, dtype)
+    up = up[:, : gating.projections * shape[2]]
     given = tuple(torch.randn(m.shape[:2], generator=torch.Generator().manual_seed(8)) for m in (up, down))
     packed = ops.empty_experts(
         *shape,
@@ -114,9 +116,11 @@ def test_biases_and_a_clamped_swiglu(
         torch.testing.assert_close(out.double(), wanted, atol=3 * tolerance(dtype), rtol=2e-2)
 
 
-def test_a_row_that_is_no_number_stays_none_through_a_clamped_swiglu(ops: Ops) -> None:
+@pytest.mark.parametrize("gating", [CLAMPED, SQUARED])
+def test_a_row_that_is_no_number_stays_none_whatever_joins(ops: Ops, gating: Gating) -> None:
     up, down = weights(2, 64, 32, torch.float32)
-    packed = ops.empty_experts(2, 64, 32, torch.float32, gating=CLAMPED)
+    up = up[:, : 32 * gating.projections]
+    packed = ops.empty_experts(2, 64, 32, torch.float32, gating=gating)
     for slot in range(2):
         ops.set_expert(packed, slot, up[slot], down[slot])
     x = torch.ones(2, 64)

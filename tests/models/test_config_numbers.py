@@ -135,6 +135,13 @@ CONFIGS = {
         "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_head": 12, "mamba_d_conv": 4, "mamba_expand": 2,
         "layer_types": ["mamba", "attention", "mamba"],
     },
+    "nemotron_h": {
+        **COMMON, "layers_block_type": ["linear_attention", "moe", "full_attention"], "head_dim": 16,
+        "mamba_num_heads": 8, "mamba_head_dim": 12, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+        "n_routed_experts": 12, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 32,
+        "moe_latent_size": 20, "n_group": 2, "topk_group": 1,
+        "routed_scaling_factor": 2.5, "layer_norm_epsilon": 1e-5, "n_shared_experts": 1,
+    },
     "gemma4_text": {
         **COMMON, "head_dim": 16, "global_head_dim": 20, "num_experts": 12, "moe_intermediate_size": 24,
         "top_k_experts": 3, "sliding_window": 20, "num_global_key_value_heads": 1, "final_logit_softcapping": 30.0,

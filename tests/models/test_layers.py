@@ -6,6 +6,8 @@ from functools import cache
 import pytest
 import torch
 
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.build import layout_for
 from afserve.errors import CheckpointError
 from afserve.families import limits
 from afserve.families.pattern.naming import Naming
@@ -16,7 +18,17 @@ from afserve.models.experts import ExpertBank
 from afserve.models.router import rule_of
 from afserve.models.weights import DummyCheckpoint
 from afserve.spec import ModelSpec, distinct
-from afserve.spec_parts import AttentionSpec, DenseSpec, GateSpec, IndexerSpec, LayerSpec, MoeSpec, RopeSpec
+from afserve.spec_parts import (
+    NO_ATTENTION,
+    NO_FFN,
+    AttentionSpec,
+    DenseSpec,
+    GateSpec,
+    IndexerSpec,
+    LayerSpec,
+    MoeSpec,
+    RopeSpec,
+)
 
 TOKENS = 24
 ROPE = RopeSpec(
@@ -83,10 +95,11 @@ def run(spec: ModelSpec, backend: str = "auto"):
         half = attend(x, one_prompt())
         local = layer.local_ffn(half.normed_TH, x)
         if layer.moe_number is None:
-            x += local
+            x += 0 if local is None else local
         else:
-            routed = torch.empty_like(x)
-            bank.forward(layer.moe_number, half.normed_TH, half.expert_TK, half.weight_TK, routed)
+            sent = layer.sent(half.normed_TH)
+            routed = torch.empty(sent.shape)
+            bank.forward(layer.moe_number, sent, half.expert_TK, half.weight_TK, routed)
             x += layer.whole_sum(routed, local)
             if local is not None and not layer.adds_at_once:
                 x += local
@@ -156,7 +169,7 @@ OF_MOE = {
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
     "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "shared_limit": 0.01, "normed": True, "apart": True,
-    "activation": ("gelu", REFUSED),
+    "activation": ("gelu", REFUSED), "latent": 20,
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
 OF_MIXED = {"jitter": 0.4}
@@ -185,6 +198,10 @@ CASES = [
     *((GQA, "", "qk_norm", value) for value in ("width", "late", "unit")),
     *((MOE, "", name, value) for name, value in OF_MOE.items()),
     (MOE, "", "activation", "gelu_pytorch_tanh"),
+    (MOE, "", "activation", "relu2"),
+    (DENSE, "", "activation", "relu2"),
+    (DENSE, "", "inner", 0),
+    (GQA, "", "kind", ("none", REFUSED)),
     (MOE, "", "activation", ("clamped_swiglu", REFUSED)),
     *((CLAMPED, "", name, value) for name, value in OF_CLAMPED.items()),
     *((MIXED, "", name, value) for name, value in OF_MIXED.items()),
@@ -278,7 +295,9 @@ def test_a_state_costs_no_token_anything():
 
 
 def test_what_no_two_layers_may_differ_in():
-    with pytest.raises(CheckpointError, match=r"MoE layers with different .*\(8, 2, 24\), \(8, 3, 24\)"):
+    with pytest.raises(
+        CheckpointError, match=r"MoE layers with different .*\(8, 2, 24, 0\), \(8, 3, 24, 0\)"
+    ):
         checked(LayerSpec(GQA, MOE), LayerSpec(GQA, replace(MOE, top_k=3)))
 
 
@@ -292,3 +311,28 @@ def test_the_first_layers_are_a_model():
     assert spec.cut(2).moe_layer_ids == (1,) and spec.cut(2).layers == 2
     assert spec.cut(9).fingerprint() == spec.fingerprint() != spec.cut(2).fingerprint()
     assert spec.cut(2).attention_parameters() < spec.attention_parameters()
+
+
+def test_attention_or_an_ffn_alone():
+    """A layer of one of both asks for no tensor of the other, and both kinds change what comes out."""
+    names, _, logits = run(checked(LayerSpec(GQA, NO_FFN), LayerSpec(NO_ATTENTION, MOE)))
+    first, second = (
+        {name for name, _ in names if name.startswith(f"model.layers.{layer}.")} for layer in (0, 1)
+    )
+    assert not any("mlp" in name or "post_attention_layernorm" in name for name in first)
+    assert not any("self_attn" in name or "input_layernorm" in name for name in second)
+    for others in ((LayerSpec(NO_ATTENTION, DENSE), LayerSpec(GQA, MOE)), (LayerSpec(NO_ATTENTION, MOE),)):
+        assert not torch.equal(run(checked(*others))[2], logits)
+
+
+def test_rows_for_experts_are_as_wide_as_their_latent():
+    spec = checked(LayerSpec(GQA, replace(MOE, latent=20, shared_bias=True)))
+    names, _, _ = run(spec)
+    asked = dict(names)
+    assert (spec.expert_width, spec.expert_parameters()) == (20, 3 * 20 * MOE.inner)
+    assert asked["model.layers.0.mlp.fc1_latent_proj.weight"] == (20, 48)
+    assert asked["model.layers.0.mlp.fc2_latent_proj.weight"] == (48, 20)
+    assert asked["model.layers.0.mlp.experts.0.down_proj.weight"] == (20, 24)
+    assert {"model.layers.0.mlp.fc1_latent_proj.bias", "model.layers.0.mlp.fc2_latent_proj.bias"} <= {*asked}
+    layout = layout_for(ModelSource("nowhere", "made"), spec, EngineConfig(64, 8), 8)
+    assert layout.hidden == 20

@@ -179,6 +179,24 @@ def test_a_broadcast_moves_more_than_rows_to_those_that_need_them() -> None:
     assert more["deepseek-v3"] < more["step-3"], "top 8 of 32 devices need more of a host's than top 3"
 
 
+def test_rows_in_a_latent_are_as_narrow_on_their_way() -> None:
+    """Nemotron 3 Super sends 1,024 numbers where its hidden size is 4,096: a quarter of the seconds."""
+    chip, ranks, experts, rows = (
+        load_hardware("h800"),
+        one(32),
+        one(32),
+        one(1 << 20),
+    )  # so many that nothing else counts
+    latent = setting("nemotron-3-super-120b-a12b")
+    shape = latent.shape
+    assert (shape.hidden, shape.expert_row, shape.experts.latent_elems) == (4096, 1024, 2 * 4096 * 1024)
+    wide = replace(latent, shape=replace(shape, experts=replace(shape.experts, row=0)))
+    for narrow, whole in zip(
+        *(m2n_ways(s, chip, chip, 1, ranks, experts, rows) for s in (latent, wide)), strict=True
+    ):
+        assert float(whole.seconds[0] / narrow.seconds[0]) == pytest.approx(4.0, rel=0.01)
+
+
 def test_hosts_own_links_are_a_station_of_their_own() -> None:
     """Where the network is the longest station, what fans out behind it does not lengthen it; a round trip has both."""
     network, inside, none = one(100e-6), one(60e-6), one(0.0)

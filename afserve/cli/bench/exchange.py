@@ -139,7 +139,7 @@ class ExchangePoint:
     ) -> None:
         self._made, self._experts = made, experts
         self._decoding = engine.decode_batch(made.link, requests, context, most)
-        size = requests * engine.spec.hidden * DISPATCH_BYTES
+        size = requests * engine.spec.expert_width * DISPATCH_BYTES
         self._size: Row = {"requests": requests, "peers": len(made.nodes), "bytes": size}
         self._kernels: list[float] = []
         self._directions: list[float] = []

@@ -51,7 +51,7 @@ def beside_rows(
 ) -> Iterator[Row]:
     """Seconds of an expert call and of a step without experts, `alone` and beside the neighbour, in turns. What is
     told is how many times as long each took right after it was alone: the median."""
-    link = MarkedLink(engine.clock, engine.spec.hidden)
+    link = MarkedLink(engine.clock, engine.spec.expert_width)
     decoding = engine.decode_batch(link, tokens, context, 2 * steps * turns)
     calls = ExpertCalls(engine, bank, tokens, 1.0, 1.0)
 

@@ -129,7 +129,7 @@ class AttentionPoint:
         self._engine, self._steps = engine, steps
         self._size: Row = {"requests": requests, "context": context}
         self.requests = requests
-        self._link = MarkedLink(engine.clock, engine.spec.hidden)
+        self._link = MarkedLink(engine.clock, engine.spec.expert_width)
         self._decoding = engine.decode_batch(self._link, requests, context, (steps + WARM) * turns)
         self.halves: list[float] = []
         self._outside: list[float] = []
@@ -171,9 +171,9 @@ class ExpertCalls:
         pool = max(spec.top_k, round(share * spec.experts))
         self._engine, self._bank, self._tokens = engine, bank, tokens
         self._slots = [_slots(spec.experts, spec.top_k, tokens, pool, held, made) for _ in range(_SLOTS)]
-        self._x_TH = torch.randn(tokens, spec.hidden, generator=made).to(engine.dtype)
+        self._x_TH = torch.randn(tokens, spec.expert_width, generator=made).to(engine.dtype)
         self._weight_TK = torch.full((tokens, spec.top_k), 1.0 / spec.top_k)
-        self._out_TH = torch.empty(tokens, spec.hidden)
+        self._out_TH = torch.empty(tokens, spec.expert_width)
         self.turns: list[float] = []
 
     @property

@@ -35,7 +35,7 @@ class WholePoint:
     ) -> None:
         self._made, self._half, self._layers = made, half, engine.spec.layers
         self._decoding = engine.decode_batch(made.link, requests, context, 2 * most)
-        size = requests * engine.spec.hidden * DISPATCH_BYTES
+        size = requests * engine.spec.expert_width * DISPATCH_BYTES
         self._size: Row = {"requests": requests, "context": context, "peers": len(made.nodes), "bytes": size}
         self._saved: list[float] = []
         self._kernels: list[float] = []

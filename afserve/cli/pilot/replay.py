@@ -132,7 +132,9 @@ def _stages(asked: ReplayFlags, name: str, work: Workload) -> TabledStages:
     setting = Setting(
         shape, load_curves("h200", shape, chip, widths), work, precision=widths, routing=Routing(_SKEW)
     )
-    return TabledStages(StageTables(setting, chip), pieces_on_gpu(chip, shape.hidden, asked.precision, FLOOR))
+    return TabledStages(
+        StageTables(setting, chip), pieces_on_gpu(chip, shape.expert_row, asked.precision, FLOOR)
+    )
 
 
 def _limits(stages: TabledStages, devices: int) -> Limits:

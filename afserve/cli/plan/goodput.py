@@ -107,7 +107,7 @@ def goodputs(question: Question) -> tuple[PlannedGoodput, ...]:
     if on_cpu(offered.chip.name):
         pieces = Pieces(PIECE_SECONDS, OVERHEAD, floor)
     else:
-        pieces = pieces_on_gpu(offered.chip, setting.shape.hidden, setting.precision.experts, floor)
+        pieces = pieces_on_gpu(offered.chip, setting.shape.expert_row, setting.precision.experts, floor)
     pool = PhasePool.from_question(
         replace(question.setting, concurrency=0.0, prefill=None), offered.chip, offered.count
     )

@@ -111,7 +111,7 @@ def _stages(question: Question, plan: Plan) -> TabledStages:
     if not np.isfinite((question.targets.ttft, question.targets.tpot)).all():
         raise ConfigError("--pilot: pools are sized for both targets; add --ttft and --tpot")
     setting, chip = question.setting_of(plan), question.pools[0].chip
-    pieces = pieces_on_gpu(chip, setting.shape.hidden, setting.precision.experts, FLOOR)
+    pieces = pieces_on_gpu(chip, setting.shape.expert_row, setting.precision.experts, FLOOR)
     return TabledStages(StageTables(setting, chip), pieces)
 
 

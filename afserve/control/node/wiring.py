@@ -260,7 +260,7 @@ def _warm_experts(
     bank: Bank, deployment: Deployment, spec: ModelSpec, slots: int, most_rows: int, ops: Ops
 ) -> None:
     """Before the node says that it is ready."""
-    like_TH = torch.empty((0, spec.hidden), dtype=dtype_of(deployment.source, spec), device=ops.device)
+    like_TH = torch.empty((0, spec.expert_width), dtype=dtype_of(deployment.source, spec), device=ops.device)
     warm_experts(bank, spec.moe_layers, like_TH, spec.moe.top_k, slots, most_rows)
 
 

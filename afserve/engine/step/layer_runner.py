@@ -6,6 +6,7 @@ Shapes: T tokens, H hidden, R rows that are read.
 from collections.abc import Generator
 from typing import Generic
 
+import torch
 from torch import Tensor
 
 from afserve.comm.m2n.link_contract import Link
@@ -148,12 +149,13 @@ class LayerRunner(Generic[T]):
         normed_TH, expert_TK, weight_TK = half
         if layer.moe_number is None:
             sums_TH = layer.local_ffn(normed_TH, x_TH)
-            assert sums_TH is not None, "a dense layer without an FFN"
+            if sums_TH is None:  # attention alone: its rows are marked where they are spoiled
+                sums_TH = torch.zeros_like(x_TH)
         else:
             assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
             since = self.meter.now()
             ticket = self._link.dispatch(
-                normed_TH, expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
+                layer.sent(normed_TH), expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
             )
             self.meter.sent(self.index, layer.moe_number, ticket, since)
             local_TH = layer.local_ffn(normed_TH, x_TH)

@@ -8,6 +8,10 @@ from afserve.families.pattern.naming import Naming
 from afserve.spec_parts import Around, LayerSpec
 
 
+def layer_count(fields: ConfigFields) -> int:
+    return fields.integer("num_hidden_layers")
+
+
 def plain(fields: ConfigFields) -> Around:
     """RMS norms, and nothing but embedding and head around the layers."""
     return Around()
@@ -18,7 +22,7 @@ class Family:
     """`layers` reads every decoder layer, the first one first. Its refusals name the field of config.json.
 
     Fields of `sections` are read as if they were not in a section, those of `renames` (old, new) by both names;
-    `defaults` are for fields that are absent.
+    `defaults` are for fields that are absent. `count` is asked first, so that a wrong number of layers is what is told.
     """
 
     layers: Callable[[ConfigFields], tuple[LayerSpec, ...]]
@@ -27,6 +31,7 @@ class Family:
     sections: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
+    count: Callable[[ConfigFields], int] = layer_count
 
     def config_view(self, fields: ConfigFields) -> ConfigFields:
         """The config as `layers` and `around` read it. What is not in a section counts more than what is."""
@@ -40,7 +45,7 @@ class Family:
 
     def read(self, fields: ConfigFields) -> tuple[LayerSpec, ...]:
         """The layers of a view; how many there are is asked first."""
-        fields.integer("num_hidden_layers")
+        self.count(fields)
         return self.layers(fields)
 
 

@@ -82,6 +82,8 @@ class Naming:
     dense_ffn: str = "mlp"
     dense_parts: Names = _PARTS
     shared_parts: Names = _PARTS  # of the same name twice both are one tensor, gate first
+    into_latent: str = "fc1_latent_proj"  # of rows, where experts work in one
+    from_latent: str = "fc2_latent_proj"  # of their sum
     attention: str = "self_attn"
     linear: str = "linear_attn"
     linear_parts: bool = False  # a gated delta net has a tensor for each of its projections
@@ -138,7 +140,7 @@ class Naming:
         return self.layer(layer, f"{self.moe}.{rest}" if self.moe else rest)
 
     def expert(self, layer: int, expert: int) -> Names:
-        """Gate, up and down of one routed expert that has tensors of its own."""
+        """Gate, up and down of one expert that has tensors of its own; without a gate there is none of that name."""
         return _weights(self.in_moe(layer, f"experts.{expert}"), (self.gate, self.up, self.down))
 
     def dense(self, layer: int) -> Names:

@@ -9,6 +9,7 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
 from afserve.quantization import Quantization
 from afserve.spec import BYTES, ModelSpec
+from afserve.spec_parts import projections_of
 
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
@@ -89,11 +90,14 @@ def role_bytes(
     if expert_dtype in ("int4", "stored"):
         bits = INT4_BITS
         if how is not None and not how.e2m1:
-            bits = STORED_BITS + 32 / how.group_for(spec.hidden, spec.moe.inner)
+            bits = STORED_BITS + 32 / how.group_for(spec.expert_width, spec.moe.inner)
         return own, int(routed * bits / 8)
     if expert_dtype == "auto":
         return own, routed * size
-    scales = 4 * (2 * spec.moe.inner + spec.hidden)  # of one expert: float32, one for every output
+    maps = projections_of(spec.moe.activation)
+    scales = 4 * (
+        (maps - 1) * spec.moe.inner + spec.expert_width
+    )  # of one expert: float32, one for every output
     return own, routed + spec.moe_layers * spec.experts * scales
 
 

@@ -70,7 +70,7 @@ def attention_step(
     reduce = allreduce_seconds(chip, curves, rows * shape.hidden * _ACTIVATION, tensor_parallel) * layers
     layer = curves.pick("attention_layer", precision.attention)
     launch = layer.launch * layers
-    shared_elems = shape.experts.shared_elems if with_ffn else 0
+    shared_elems = shape.experts.local_elems if with_ffn else shape.experts.latent_elems
     shared = ffn_seconds(shape, chip, curves, precision.attention, rows, tensor_parallel, shared_elems)
     per_layer = (core + projections + reduce + launch) / layers * layer.bent(rows)
     dense = (
@@ -110,7 +110,7 @@ def prefill_step(
         curve = curves.pick("prefill", "bf16", group.kind)
         total = total + group.layers * pairs / tensor_parallel / (chip.flops("bf16") * curve.compute)
     ffn = shape.experts.layers * ffn_seconds(
-        shape, chip, curves, precision.attention, tokens, tensor_parallel, shape.experts.shared_elems
+        shape, chip, curves, precision.attention, tokens, tensor_parallel, shape.experts.local_elems
     )
     if shape.dense_layers:
         ffn = ffn + shape.dense_layers * ffn_seconds(

@@ -58,7 +58,7 @@ def m2n_ways(
     copies = setting.targets(nodes)
     results = []
     for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
-        row = setting.shape.hidden * element
+        row = setting.shape.expert_row * element
         sent = rows * row * copies / tensor_parallel
         received = ranks * rows * row * copies / expert_devices
         seconds = transfer(attention_chip, expert_chip, setting.decode_curves, sent, received)
@@ -101,7 +101,7 @@ def all_to_all(setting: Setting, chip: Hardware, devices: Array, rows: Array) ->
     copies = distinct_targets(setting.shape.experts.top_k, devices) * (1 - 1 / np.maximum(devices, 1.0))
     results = []
     for element in (DISPATCH_BYTES[setting.precision.experts], COMBINE_BYTES):
-        moved = rows * setting.shape.hidden * element * copies
+        moved = rows * setting.shape.expert_row * element * copies
         near = transfer(chip, chip, setting.decode_curves, moved, moved, same_domain=chip.link > 0)
         far = transfer(chip, chip, setting.decode_curves, moved, moved)
         wider = setting.engine.rates.width * WIDTH_SECONDS * np.log2(np.maximum(devices, 1.0))

@@ -32,9 +32,9 @@ def expert_layer(
     `groups`: pieces of experts that this device calls, where that is not `active`.
     """
     elems = shape.experts.elems
-    width = elems / 3 / shape.hidden
+    row = shape.expert_row
     curve = curves.pick("experts", precision)
-    traffic = rows * curve.row_bytes * _ACTIVATION * (2 * shape.hidden + 3 * width)
+    traffic = rows * curve.row_bytes * _ACTIVATION * (2 * row + elems / row)
     read = active * elems * PRECISIONS[precision] + traffic
     flops = 2 * elems * (rows + curve.pad_rows * active)
     moved = read / (chip.bandwidth * curve.memory)

@@ -28,7 +28,7 @@ def attention_weight_bytes(shape: ModelShape, precision: Precision, tensor_paral
 
 def shared_weight_bytes(shape: ModelShape, precision: Precision) -> float:
     """Shared experts and dense FFNs, which some systems keep on the expert side."""
-    elems = shape.experts.layers * shape.experts.shared_elems + shape.dense_layers * shape.dense_elems
+    elems = shape.experts.layers * shape.experts.local_elems + shape.dense_layers * shape.dense_elems
     return elems * PRECISIONS[precision.attention]
 
 

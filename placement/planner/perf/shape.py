@@ -37,13 +37,22 @@ class AttentionLayers:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
-    """The MoE layers. `elems`: one routed expert's weights; `shared_elems`: the shared expert's, 0 without one."""
+    """The MoE layers. `elems`: one routed expert's weights; `shared_elems`: the shared expert's, 0 without one. `row`:
+    numbers of a row on its way to an expert and back, where that is a latent and not the hidden size; `latent_elems`:
+    the weights that lead there and back, on attention devices."""
 
     layers: int
     experts: int
     top_k: int
     elems: int
     shared_elems: int = 0
+    row: int = 0
+    latent_elems: int = 0
+
+    @property
+    def local_elems(self) -> int:
+        """What of a layer's experts is on attention devices, but for the router."""
+        return self.shared_elems + self.latent_elems
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,11 @@ class ModelShape:
         return replace(self, name=other.name, source=other.source, rows_of=other.rows_of) == other
 
     @property
+    def expert_row(self) -> int:
+        """Numbers of a row that is dispatched or combined."""
+        return self.experts.row or self.hidden
+
+    @property
     def layers(self) -> int:
         return sum(group.layers for group in self.attention)
 
@@ -77,7 +91,7 @@ class ModelShape:
         """Everything an attention node holds: projections, routers, shared and dense FFN, embedding and head."""
         projections = sum(group.layers * group.weight_elems for group in self.attention)
         router = self.experts.layers * self.hidden * self.experts.experts
-        ffn = self.experts.layers * self.experts.shared_elems + self.dense_layers * self.dense_elems
+        ffn = self.experts.layers * self.experts.local_elems + self.dense_layers * self.dense_elems
         return projections + router + ffn + 2 * self.vocab * self.hidden
 
     @property

@@ -11,7 +11,7 @@ from afserve.families.reading.planned import flat_fields
 from afserve.families.table import layers_of
 from afserve.placement.planner.perf.shape import ExpertLayers, ModelShape
 from afserve.placement.planner.perf.shape_attention import attention_layers
-from afserve.spec_parts import DenseSpec
+from afserve.spec_parts import DenseSpec, projections_of
 
 
 def shape_from_config(name: str, config: Mapping[str, object], source: str = "") -> ModelShape:
@@ -20,22 +20,25 @@ def shape_from_config(name: str, config: Mapping[str, object], source: str = "")
     hidden = fields.integer("hidden_size")
     layers = layers_of(fields)
     routed = [layer.moe for layer in layers if layer.moe]
-    dense = [layer.ffn.inner for layer in layers if isinstance(layer.ffn, DenseSpec)]
-    moe = routed[0]
+    dense = [layer.ffn for layer in layers if isinstance(layer.ffn, DenseSpec) and layer.ffn.inner]
+    moe, attention = routed[0], (layer.attention for layer in layers if layer.attention.kind != "none")
+    maps = projections_of(moe.activation)
     return ModelShape(
         name=name,
         hidden=hidden,
         vocab=fields.integer("vocab_size"),
-        attention=attention_layers((layer.attention for layer in layers), hidden),
+        attention=attention_layers(attention, hidden),
         experts=ExpertLayers(
             layers=len(routed),
             experts=moe.experts,
             top_k=moe.top_k,
-            elems=3 * hidden * moe.inner,
-            shared_elems=3 * hidden * moe.shared_inner,
+            elems=maps * moe.width(hidden) * moe.inner,
+            shared_elems=maps * hidden * moe.shared_inner,
+            row=moe.latent,
+            latent_elems=2 * hidden * moe.latent,
         ),
         dense_layers=len(dense),
-        dense_elems=3 * hidden * dense[0] if dense else 0,
+        dense_elems=projections_of(dense[0].activation) * hidden * dense[0].inner if dense else 0,
         mtp_layers=fields.optional("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0,
         source=str(config.get("_source", "")),
     )

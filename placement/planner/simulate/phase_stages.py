@@ -201,7 +201,7 @@ class Apart(_Sharing):
 
         def near(rows: float) -> tuple[float, float]:
             copies = distinct_targets(setting.shape.experts.top_k, self.experts)
-            row = np.array([rows * setting.shape.hidden]) * copies
+            row = np.array([rows * setting.shape.expert_row]) * copies
             there, back = (
                 transfer(chip, chip, setting.curves, out / degree, out * ranks / devices, same_domain=True)
                 for out in (row * DISPATCH_BYTES[setting.precision.experts], row * COMBINE_BYTES)
