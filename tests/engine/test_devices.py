@@ -64,6 +64,7 @@ def test_the_tokens_are_those_of_one_device(name, devices, source_of):
     assert len(joint.rows) == node.stats().steps * halves, "once in each half of each step"
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "devices"), [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v2-groups", 4)]
@@ -119,6 +120,7 @@ def test_parts_are_added_in_the_order_of_devices():
     assert torch.equal(add_in_order([part[2:3] for part in parts]), wanted[2:3])
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize(
     ("name", "computing", "reading"),

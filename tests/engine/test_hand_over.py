@@ -118,6 +118,7 @@ def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
     )
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("rounds", range(1, 8))
 @pytest.mark.parametrize("what", ["cancelled", "prefill", "decode"])
 def test_a_fetch_may_be_interrupted(what, rounds, tiny_checkpoint, monkeypatch):

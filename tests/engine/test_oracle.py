@@ -39,6 +39,7 @@ def test_prefill_logits(name, tiny_checkpoint, oracle):
     torch.testing.assert_close(torch.tensor([v for _, v in event.logprobs[0].top]), value, atol=1e-4, rtol=0)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("attention", "experts", "micro_batches"),
     [(1, 1, 1), (1, 1, 3), (2, 1, 2), (1, 2, 3), (2, 3, 1), (2, 3, 2), (3, 2, 3)],
@@ -84,6 +85,7 @@ def test_prefix_cache_hits(name, tiny_checkpoint, expected):
     assert cluster.attention[0].stats().prefix_hits == 48
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_preemption(name, caching, tiny_checkpoint, expected):

@@ -141,7 +141,7 @@ def test_more_nodes_hand_a_prompt_over_sooner(tiny_checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 8))])
 def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     name = "v3" if seed % 2 else "qwen3"
     world = split(tiny_checkpoint(name), name, 3, within=WITHIN[3], seed=seed, faulty=0.1)
@@ -152,6 +152,7 @@ def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     assert {at: world.said[at] for at in (1, 2, 3)} == {at: alone(name)[at] for at in (1, 2, 3)}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("after", [2, 4, 7, 10, 14, 19, 25])
 @pytest.mark.parametrize("which", ["lead", "other", "decode"])
 def test_a_node_may_be_lost_in_the_middle(which, after, tiny_checkpoint, alone):

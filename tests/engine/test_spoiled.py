@@ -76,6 +76,7 @@ def clean(tiny_checkpoint):
     return outcomes(ModelSource(str(tiny_checkpoint("v3")), "v3"), requests())
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("tensor", sorted(EVERYWHERE))
 def test_what_every_row_meets_ends_every_request_and_no_node(spoil, tensor, value):
