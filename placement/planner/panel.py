@@ -13,7 +13,7 @@ from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.engine_rows import BEARS
 from afserve.placement.planner.plan import Plan
-from afserve.placement.planner.question import KINDS, Question, RankedPlans, answer
+from afserve.placement.planner.question import KINDS, KindPlans, Question, RankedPlans, plans_of_kind, ranked
 from afserve.placement.planner.sensitivity import CLOSE, UNITS, merit, probability
 
 FASTEST = 0.5
@@ -67,32 +67,29 @@ def side_of(chance: float) -> str:
 def asked_of_all(question: Question) -> tuple[Question, RankedPlans, Panel]:
     """The plans of the leading engines, and the panel. Of each kind the engine leads whose rows are most like its own
     best plan: the question that comes back says so."""
-    found = answer(question)
-    heard = [voice for kind in question.kinds for voice in _voices(question, found, kind)]
     leads = {kind: engine for kind, engine in question.engines if kind not in question.kinds}
+    led: dict[str, KindPlans] = {}
+    heard: list[Voice] = []
     for kind in question.kinds:
-        lead = max(
-            (voice for voice in heard if voice.kind == kind), key=lambda voice: voice.likeness, default=None
-        )
+        asked = list(_asked(question, kind))
+        voices = [Voice(kind, engine, best) for engine, plans in asked if (best := plans.best()) is not None]
+        lead = max(voices, key=lambda voice: voice.likeness, default=None)
         leads[kind] = lead.engine if lead else question.setting_for(kind).engine
+        led[kind] = next(plans for engine, plans in asked if engine is leads[kind])
+        heard += [voice for voice in voices if voice.engine is leads[kind]]
+        heard += [voice for voice in voices if voice.engine is not leads[kind]]
     if leads != {kind: question.setting_for(kind).engine for kind in leads}:
         question = replace(question, engines=tuple(leads.items()))
-        found = answer(question)
-    heard.sort(key=lambda voice: (question.kinds.index(voice.kind), voice.engine is not leads[voice.kind]))
+    found = ranked(led[kind] for kind in KINDS if kind in led)
     return question, found, _weighed(question, heard)
 
 
-def _voices(question: Question, found: RankedPlans, kind: str) -> Iterator[Voice]:
-    """The best plan of each engine of that kind that has one."""
-    first = found.best(kind)
-    if first is not None:
-        yield Voice(kind, question.setting_for(kind).engine, first)
+def _asked(question: Question, kind: str) -> Iterator[tuple[Engine, KindPlans]]:
+    """What is found with each engine of that kind: with the question's own one first."""
+    yield question.setting_for(kind).engine, plans_of_kind(question, kind)
     for of, engine in question.others:
-        best = (
-            answer(replace(question, kinds=(kind,), engines=((kind, engine),))).best() if of == kind else None
-        )
-        if best is not None:
-            yield Voice(kind, engine, best)
+        if of == kind:
+            yield engine, plans_of_kind(replace(question, kinds=(kind,), engines=((kind, engine),)), kind)
 
 
 def _weighed(question: Question, voices: Sequence[Voice]) -> Panel:

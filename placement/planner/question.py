@@ -4,8 +4,9 @@ Searches every family, ranks by the objective and keeps the best of each kind. `
 `infeasible.py` says what failed when nothing fits. Pure: values in, values out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,23 +99,46 @@ class RankedPlans:
         return next((plan for plan in self.plans if kind in (None, plan.kind)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class KindPlans:
+    """What was found of one kind of deployment: (what it is sorted by, plan), and how many layouts were tried."""
+
+    found: tuple[tuple[tuple[bool, float, float], Plan], ...]
+    tried: int
+
+    def best(self) -> Plan | None:
+        return ranked([self]).best()
+
+
 def answer(question: Question) -> RankedPlans:
     """Empty `plans` when no deployment meets the targets in these pools."""
-    found: list[tuple[float, Plan]] = []
+    return ranked(plans_of_kind(question, kind) for kind in KINDS if kind in question.kinds)
+
+
+def ranked(parts: Iterable[KindPlans]) -> RankedPlans:
+    """The plans of several kinds together."""
+    kept = tuple(parts)
+    found = sorted((one for part in kept for one in part.found), key=itemgetter(0))
+    return RankedPlans(tuple(plan for _, plan in found), sum(part.tried for part in kept))
+
+
+def plans_of_kind(question: Question, kind: str) -> KindPlans:
+    """They depend on the engine of that kind, and on no other one."""
+    found: list[tuple[tuple[bool, float, float], Plan]] = []
     tried = 0
     found_all = families(
-        list(question.pools), question.micro_batches, question.kinds, question.layout, question.prompts
+        list(question.pools), question.micro_batches, (kind,), question.layout, question.prompts
     )
     for family in filter(question.runs, found_all):
         tried += len(family.ranks)
         best = _best_drafted(family, question)
-        if best is not None and question.machine is not None and best[1].kind == "afd":
+        if best is not None and question.machine is not None and kind == "afd":
             best = _on_one_machine(question, question.machine, *best)
         if best is not None:
-            found.append(best)
-    floored = question.floored
-    found.sort(key=lambda e: (floored and e[1].tpot > USEFUL * (1 + 1e-9), e[0], e[1].usd_per_mtok))
-    return RankedPlans(tuple(plan for _, plan in found), tried)
+            score, plan = best
+            slow = question.floored and plan.tpot > USEFUL * (1 + 1e-9)
+            found.append(((slow, score, plan.usd_per_mtok), plan))
+    return KindPlans(tuple(found), tried)
 
 
 _FIRST_TRIED = (0, 1, 2, 4, 8)

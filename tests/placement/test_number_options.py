@@ -8,7 +8,7 @@ import pytest
 from afserve.cli.main import run
 
 VALUES = ("nan", "inf", "-inf", "1e400", "-1", "0", "5e-324", "1e308", "9" * 30, "9" * 5000, "", "x")
-PLAN = ("plan", "--model", "mixtral-8x7b", "--pool", "h800=8")
+PLAN = ("plan", "--model", "mixtral-8x7b", "--pool", "h800=4")
 SIMULATE = ("simulate", "--model", "mixtral-8x7b", "--pool", "h800=8", "--requests", "20", "--steps", "2")
 LENGTHS = ("--input", "100", "--output", "100")
 OPTIONS = {
