@@ -67,7 +67,7 @@ def started(*flags: str) -> Iterator[Served]:
         log, key = Path(folder, "log"), Path(folder, "key")
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex())
-        port = _free_port()
+        port = free_port()
         own = ["up", "--port", str(port), "--admin-key-file", str(key)]
         with log.open("wb") as file:
             process = subprocess.Popen([*AFSERVE, *own, *flags], cwd=ROOT, stdout=file, stderr=file)
@@ -81,7 +81,7 @@ def started(*flags: str) -> Iterator[Served]:
             raise RuntimeError(f"afserve up ended with {code}: {here.printed()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

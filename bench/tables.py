@@ -303,6 +303,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
         filter(None, (tables_pilot.pilot(), tables_pilot.live()))
     ),
     "Drafts: several tokens a step": tables_drafts.speed,
+    "Drafts beside llama.cpp's": tables_drafts.peers,
     "Drafts: a price beside fixed lengths": tables_drafts.draft_price,
     "Fidelity: what fewer bits change": tables_kv_dtype.fidelity,
     "A KV cache in 8 bits": tables_kv_dtype.decode,

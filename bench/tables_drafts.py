@@ -74,5 +74,57 @@ def speed() -> str:
     )  # fmt: skip
 
 
+def peers() -> str:
+    """A line for each model, numbers, text and number of requests; a column for each program and its drafts."""
+    found = newest(rows("draft_peers"), "model", "numbers", "text", "batch", "engine", "draft", "synthetic")
+    if not found:
+        return ""
+    texts = [row for row in found if not row["synthetic"]]
+    forced = [row for row in found if row["synthetic"]]
+    said = (
+        f"**Drafts from texts beside llama.cpp's** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.draft_peers --save`, threads of each: {found[-1]['threads']}, both as servers over HTTP on the same weights, in "
+        "turns. Tokens per second of answers whose prompts were read before; each ratio is to the same program without drafts, the median with the least and the most. `same`: answers that are those without drafts. llama.cpp's drafts "
+        "are as they come, and told to look for 4 tokens and draft 16.\n\n"
+    )  # fmt: skip
+    head = [
+        "model",
+        "numbers",
+        "text",
+        "requests",
+        "program",
+        "without, tok/s",
+        "drafts: ratio, right of drafted, same",
+    ]
+    return said + table(head, _beside(texts)) + (f"\n\n{_forced(forced)}" if forced else "")
+
+
+def _beside(found: list[Row]) -> list[list[object]]:
+    lines: dict[tuple[object, ...], list[Row]] = {}
+    for row in found:
+        key = (row["model"], row["numbers"], row["text"], row["batch"], row["engine"])
+        lines.setdefault(key, []).append(row)
+    return [
+        [*key, f"{of[0]['tokens_per_s']:,}", "; ".join(_won(row) for row in of if row["draft"] != "off")]
+        for key, of in lines.items()
+    ]
+
+
+def _won(row: Row) -> str:
+    right = (
+        f"{row['accepted'] / row['drafted']:.0%} of {row['drafted']:,}" if row["drafted"] else "none drafted"
+    )
+    same = "" if row["synthetic"] else f", {row['same_answers']:.0%}"
+    return f"{row['draft']} {_ratio(row)}, {right}{same}"
+
+
+def _forced(found: list[Row]) -> str:
+    length = found[-1]["synthetic"]
+    return (
+        f"With **synthetic acceptance** of {length:g} tokens a step where four are drafted: here by suffixes of the same answers, which stay those without drafts; in llama.cpp by pairs of tokens, whose answers are no "
+        "text then.\n\n"
+        + table(["model", "numbers", "text", "requests", "program", "without, tok/s", "drafts: ratio, right of drafted"], _beside(found))
+    )  # fmt: skip
+
+
 def _ratio(row: Row | None) -> str:
     return "" if row is None else f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"

@@ -30,6 +30,10 @@ class Rows(NamedTuple):
 
 def draw_runs(logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler) -> dict[int, Run | Failure]:
     """At least one token for each, all rows drawn in one call; or why there is none."""
+    if not any(rows.supposed for rows in asked.values()):
+        alone = [rows.sequence for rows in asked.values()]
+        told = sampler.sample(logits_RV, alone, [rows.first for rows in asked.values()]) if alone else ()
+        return {i: one if isinstance(one, Failure) else (one,) for i, one in zip(asked, told, strict=True)}
     sequences = {index: _drawn(*rows) for index, rows in asked.items()}
     flat = [one for several in sequences.values() for one in several]
     places = [asked[index].first + at for index, several in sequences.items() for at in range(len(several))]
