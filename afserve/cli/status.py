@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.connection import connect, model_option, server_options
+from afserve.control.wire.view_values import IN_TIME
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -106,7 +107,13 @@ def pilot_lines(answer: Fields) -> list[str]:
         f"{figures.get('rate_soon', 0.0):.3g} soon; {counts.get('advised', 0)} advices, {counts.get('acted', 0)} done"
         f"{right}"
     )
-    return [head, *(f"  {line}" for line in (*pilot["advices"], *pilot["outcomes"]))]
+    kept = [
+        f"{name.removeprefix(IN_TIME)} {share:.1%}"
+        for name, share in figures.items()
+        if name.startswith(IN_TIME)
+    ]
+    classes = [f"  in time: {', '.join(kept)}"] if kept else []
+    return [head, *classes, *(f"  {line}" for line in (*pilot["advices"], *pilot["outcomes"]))]
 
 
 def incident_lines(answer: Fields, most: int = _INCIDENTS) -> list[str]:

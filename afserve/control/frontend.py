@@ -59,6 +59,11 @@ class Frontend:
         complete = asking.complete and not self._gateway.unattended()
         return CacheKept(tuple((str(life.node), told) for life, told in asking.found), complete)
 
+    @property
+    def requests(self) -> int:
+        """Those that are computed, or kept for whoever comes back."""
+        return len(self._gateway.requests)
+
     def ready(self) -> bool:
         return (
             self._accepting and self._queries.ready and self._gateway.attended and not self._gateway.refusing

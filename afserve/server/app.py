@@ -22,6 +22,7 @@ from afserve.server.batches.endpoints import Batches, Files
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.endpoints.admin import Admin
 from afserve.server.endpoints.cache import CacheEndpoints
+from afserve.server.endpoints.elastic import ElasticEndpoints
 from afserve.server.endpoints.embeddings import EmbeddingsEndpoint, ollama_vector, ollama_vectors
 from afserve.server.endpoints.generate import Again, Generate, RequestEndpoints
 from afserve.server.endpoints.info import Info
@@ -176,7 +177,9 @@ def _add_page_and_openai(table: DocumentedRoutes, service: Service) -> None:
     get, post, delete = table.adders()
     get("/", page.page, "The live page.", gives="Text", media=HTML)
     get(f"{PREFIX}{{name:path}}", page.file, "A file of the page.", gives="Text", media=PLAIN)
-    get("/live", feeds.events, "A frame a second of the nodes, for the page.", gives="Text", media=EVENTS)
+    get(
+        "/live", feeds.show_frames, "A frame a second of the nodes, for the page.", gives="Text", media=EVENTS
+    )
     post(
         "/v1/completions", completions, "Continue a text.", "CompletionRequest", "Completion", streams=EVENTS
     )
@@ -261,6 +264,9 @@ def _add_gateway(table: DocumentedRoutes, service: Service) -> None:
     post("/admin/placement", admin.apply, "Go to another placement.", "Any", status=202)
     for verb in VERBS.values():
         post(verb.path, admin.change_handler(verb), verb.summary, verb.name.capitalize(), status=202)
+    elastic = ElasticEndpoints(admin)
+    post("/scale_elastic_ep", elastic.scale, "vLLM's /admin/scale of attention nodes.", "ElasticSize")
+    post("/is_scaling_elastic_ep", elastic.is_scaling, "Whether nodes come or go.")
     post("/admin/routing/start", admin.start_recording, "Record routing counts.")
     post(
         "/admin/routing/stop",

@@ -238,7 +238,7 @@ def _alike(load_CLE: Floats) -> Floats:
 def _check(problem: Problem) -> None:
     """Raises ConfigError where no valid placement can exist or the wishes contradict one another."""
     scenarios, layers, experts = problem.load_CLE.shape
-    room_N, live = problem.nodes.usable_slots(), int((problem.nodes.usable_slots() > 0).sum())
+    room_N, live = problem.nodes.usable_slots(), len(problem.nodes) - len(problem.nodes.dead)
     if problem.memory is None and room_N.sum() < experts:
         raise ConfigError(
             f"{experts} experts need at least {experts} slots, not {room_N.sum()} on {live} live nodes: "

@@ -16,7 +16,7 @@ from afserve.control.wire import control_pb2 as pb
 from afserve.control.wire import messages
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import put_settings, take_settings
-from afserve.control.wire.load_values import GatewayLoad
+from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts
 from afserve.control.wire.placement_values import Adopt, FillSlots, Retire, Routed
 from afserve.control.wire.placements import pack
 from afserve.control.wire.request_values import (
@@ -116,7 +116,8 @@ FROM_NODE = [
     Stuck(expert_life(2, 1), 1.25),
     Stuck(expert_life(2, 1), 1.25, unreachable=True),
     Unheard(attention_life(1, 3), 2.5),
-    GatewayLoad(came=3, prompt_tokens=900, found_tokens=64, first=2, rest_tokens=40, first_seconds=0.25),
+    GatewayLoad(LoadCounts(came=3, prompt_tokens=900, found_tokens=64, rest_tokens=40, first_seconds=0.25)),
+    GatewayLoad(LoadCounts(came=3), {"chat": ClassCounts(2, 2, 1), "bulk": ClassCounts(1, goodput_tokens=9)}),
     Recorded(4, b"\x00\xff"),
     Traced(b"\x00\xff"),
 ]

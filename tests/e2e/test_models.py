@@ -79,3 +79,21 @@ def test_each_model_is_traced_in_a_file_of_its_own(up, tmp_path):
         "whole": {"attention-0", "gateway"},
     }
     assert not trace.exists() and f"run.{model}.json" in printed.replace("\n", "")
+
+
+def test_a_model_that_nobody_asks_sleeps_until_somebody_does(up, tmp_path):
+    file = tmp_path / "models.toml"
+    file.write_text(FILE)
+    server = up("--models", str(file), "--pilot", "act", "--pilot-idle", "2")
+    before = answer(server.url, "whole").json()["choices"]
+    until = time.monotonic() + 60
+    while httpx.get(f"{server.url}/status?model=whole").json()["nodes"]:
+        assert time.monotonic() < until
+        answer(server.url, "split")  # which is asked, and stays
+        time.sleep(0.2)
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    assert len(httpx.get(f"{server.url}/status?model=split").json()["nodes"]) == 3
+    again = answer(server.url, "whole")
+    assert again.status_code == 200 and again.json()["choices"] == before
+    code, printed = server.stop()
+    assert code == 0 and "whole: nobody asks for it" in printed and "serves again" in printed

@@ -210,6 +210,7 @@ def test_unseen_domains_are_better_balanced_than_with_eplb():
     ("wish", "complaint"),
     [
         ({"nodes": Nodes.even(5, 19)}, "20 experts need at least 20 slots, not 19"),
+        ({"nodes": Nodes.even(8, 4)}, "not 4 on 8 live nodes"),
         ({"nodes": Nodes.even(5, 24, dead=frozenset({0}))}, "not 19 on 4 live nodes"),
         ({"moves": 3}, "needs the current placement"),
         ({"current": Placement.contiguous(layers=3, experts=21, nodes=5)}, "another model"),

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from afserve.cli.status import phase_lines
 from afserve.clock import FakeClock
+from afserve.control.wire.load_values import ClassCounts
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
@@ -131,6 +132,20 @@ def test_goodput_by_phase():
     plain = ServerMetrics(FakeClock())
     sequence(plain, 5.0, 5.0)
     assert plain.goodput.figures() == {}
+
+
+def test_whoever_sizes_pools_is_told_of_each_class():
+    metrics = ServerMetrics(FakeClock(), Times(ttft=0.5))
+    sequence(metrics, 0.25, 0.1, 0.1, service_class="chat", tpot=0.2)
+    sequence(metrics, 0.75, 0.1, 0.5, service_class="chat", tpot=0.2)
+    sequence(metrics, 0.25, 0.1, service_class="bulk")
+    sequence(metrics, 0.25, 0.1)
+    load = metrics.load()
+    assert load.total.came == 4 and load.total.first_late == 1
+    assert load.classes == {
+        "chat": ClassCounts(2, first=2, first_late=1, rest=2, rest_late=1, goodput_tokens=3),
+        "bulk": ClassCounts(1, first=1),
+    }
 
 
 def test_a_client_that_leaves_in_time_is_not_late():

@@ -1,6 +1,7 @@
 """Hours of the day in which a pilot may change pools. Values; times are passed in."""
 
 import re
+import time
 from dataclasses import dataclass
 
 from afserve.errors import ConfigError, shown
@@ -14,6 +15,9 @@ class Hours:
     """`spans`: (begin, end) in seconds of a day; an end before its begin is on the next day. None of them: always."""
 
     spans: tuple[tuple[float, float], ...] = ()
+
+    def hold_at(self, local: time.struct_time) -> bool:
+        return self.hold(local.tm_hour * _HOUR + local.tm_min * _MINUTE + local.tm_sec)
 
     def hold(self, second: float) -> bool:
         """Whether this second of a day is in them."""

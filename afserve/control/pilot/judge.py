@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 HOLDS = 0.8  # as often as an interval is to hold
 _FIRST = math.log(1.5)  # width of the first intervals: a factor to either side
 _NEWEST_ERRORS = 60
-_FEW = 5  # errors
+_FEW, _MANY = 5, 20  # errors
 _STEP = 0.02  # by which a miss raises the share of them
 _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(
     2.0
 )  # that a correction may be from 1: a model that is wrong by more is not mended by a factor
-_LATE, _WORST = 0.004, 0.1  # shares of requests: that may be late in the long run; of a minute, that counts
+_LATE, _WORST = 0.003, 0.4  # shares of requests: that may be late in the long run; of a minute, that counts
 _RAISE = 0.4  # of a headroom, for a minute in which all are late
-_LEAST, _MOST = 1.05, 1.4  # headrooms
+_LEAST, _MOST = 1.02, 1.4  # headrooms
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 
 
@@ -31,31 +31,44 @@ class Interval:
     compared: int = 0
     held: int = 0
     _errors: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST_ERRORS))
+    _standing: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST_ERRORS))
     _share: float = HOLDS
 
     @property
     def width(self) -> float:
-        """Of the logarithm."""
+        """Of the logarithm. While few changes were compared, no prediction of one is taken to be surer than those of
+        sizes that stayed have been."""
         known = sorted(self._errors)
         place = math.ceil(self._share * (len(known) + 1))
         if place <= len(known):
             found = known[max(place - 1, 0)]
         else:  # too few are known, or it held too seldom
             found = max([_FIRST, *known] if len(known) < _FEW else known)
+        if len(known) < _MANY and len(self._standing) >= _FEW:
+            stood = sorted(self._standing)
+            found = max(found, stood[math.ceil(HOLDS * len(stood)) - 1])
         return min(max(found, _NARROWEST), _WIDEST)
+
+    def note_standing(self, predicted: float, measured: float) -> None:
+        """What was predicted of the sizes that there are, and measured there."""
+        self._standing.append(_error(predicted, measured))
 
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
 
     def compare(self, predicted: float, measured: float) -> bool:
         """Whether what was measured lies in the interval of what was predicted."""
-        error = abs(math.log(max(measured, 1e-9) / max(predicted, 1e-9)))
+        error = _error(predicted, measured)
         within = error <= self.width
         self.compared += 1
         self.held += within
         self._share += _STEP * (-(1 - HOLDS) if within else HOLDS)
         self._errors.append(error)
         return within
+
+
+def _error(predicted: float, measured: float) -> float:
+    return abs(math.log(max(measured, 1e-9) / max(predicted, 1e-9)))
 
 
 @dataclass(slots=True)

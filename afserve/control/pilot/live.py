@@ -6,7 +6,7 @@ from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.roster import Member
 from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.sizes import PoolSizes
-from afserve.control.wire.load_values import GatewayLoad, added
+from afserve.control.wire.load_values import GatewayLoad, LoadCounts, added
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, NodeId, Role
 
@@ -31,7 +31,9 @@ class LiveView:
         busy = [0.0, 0.0, 0.0]
         for pool, seconds in self._busy.values():
             busy[pool] += seconds
-        return Observed(at, self.sizes(), _load(added(list(loads)), busy), self.settled(), running, queued)
+        load = added(loads)
+        total = _load(load.total, busy)
+        return Observed(at, self.sizes(), total, self.settled(), running, queued, load.classes)
 
     def _pool(self, node: NodeId) -> int:
         if node.role is Role.EXPERT:
@@ -55,7 +57,7 @@ class LiveView:
         return not any(view.vacancies or view.unready for view in views)
 
 
-def _load(load: GatewayLoad, busy: list[float]) -> PoolLoad:
+def _load(load: LoadCounts, busy: list[float]) -> PoolLoad:
     return PoolLoad(
         came=load.came,
         prompt_tokens=load.prompt_tokens,

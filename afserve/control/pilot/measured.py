@@ -5,7 +5,6 @@ of both pools that it passes, a first token's by the wait for a free reader. Wha
 what was measured under load.
 """
 
-import math
 from dataclasses import dataclass, fields, replace
 
 from afserve.control.pilot.observed import SeenWindow
@@ -84,12 +83,11 @@ class MeasuredModel:
         decode = (answered * rates.decode + (0.0 if alone else read * rates.read)) / max(sizes.decode, 1)
         experts = (read + answered) * rates.experts / max(sizes.experts, 1)
         wait = _wait(rates.read, sizes, demand.computed, demand.variation, prefill if alone else decode)
-        spare = wanted.ttft - rates.calm_first
         free = max(1 - min(decode, _FULL), 0.0) * max(1 - min(experts, _FULL), 0.0)
         return Expected(
             rates.calm_first + wait.mean,
             rates.calm_rest / free,
-            wait.longer(spare) if math.isfinite(wanted.ttft) else 0.0,
+            wait.late(wanted, rates.calm_first),
             (prefill, decode, experts),
         )
 

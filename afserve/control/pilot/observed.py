@@ -3,10 +3,12 @@
 Values in, values out; where they come from is `live.py`'s to know, or a replay's.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 from afserve.control.pilot.sizes import Demand, PoolSizes
+from afserve.control.wire.load_values import ClassCounts, grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ _sums = attrgetter(*(each.name for each in fields(PoolLoad)))
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """`at` in seconds of any clock. `sizes` are nodes that serve; `settled` says that nobody comes or goes."""
+    """`at` in seconds of any clock. `sizes` are nodes that serve; `settled` says that nobody comes or goes. `classes`
+    are sums of each class of service that ever came."""
 
     at: float
     sizes: PoolSizes
@@ -47,6 +50,7 @@ class Observed:
     settled: bool = True
     running: float = 0.0
     queued_tokens: float = 0.0
+    classes: Mapping[str, ClassCounts] = field(default_factory=dict)
 
     def follows(self, before: "Observed") -> bool:
         """Whether no sum has become smaller: else somebody went with its part, and differences say nothing."""
@@ -55,7 +59,9 @@ class Observed:
     def since(self, before: "Observed") -> "SeenWindow":
         """Of moments that follow each other."""
         parts = (new - old for new, old in zip(_sums(self.load), _sums(before.load), strict=True))
-        return SeenWindow(max(self.at - before.at, 1e-9), self.sizes, PoolLoad(*parts), self.running)
+        none = ClassCounts()
+        classes = {name: grown(now, before.classes.get(name, none)) for name, now in self.classes.items()}
+        return SeenWindow(max(self.at - before.at, 1e-9), self.sizes, PoolLoad(*parts), self.running, classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class SeenWindow:
     sizes: PoolSizes
     load: PoolLoad
     running: float = 0.0
+    classes: Mapping[str, ClassCounts] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:

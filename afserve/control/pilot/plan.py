@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from afserve.control.pilot.observed import SeenWindow
-from afserve.control.pilot.sizes import Demand, Expected, Limits, PoolSizes, TargetTimes, counted_up
+from afserve.control.pilot.sizes import (
+    Demand,
+    Expected,
+    FirstTokenTarget,
+    Limits,
+    PoolSizes,
+    TargetTimes,
+    counted_up,
+)
 
 _ROUNDS = 2  # in which readers and decoding are fitted to each other
 _SHARES = tuple(0.9**power for power in range(12))  # of a demand that is too large
@@ -48,7 +56,8 @@ class Planner:
         wanted = wanted or self.wanted
         power = math.ceil(math.log(max(demand.rate, 1e-6)) / _RATE - 1e-9)
         others = (demand.prompt, demand.answer, demand.computed, wanted.ttft, wanted.tpot, wanted.busy)
-        key = power, *(_power(each) for each in others)
+        firsts = (each for one in wanted.classes for each in (_power(one.ttft), *_tenths(one)))
+        key = power, *(_power(each) for each in others), *firsts
         if not self._knows(key, demand, wanted):
             rounded = replace(demand, rate=math.exp(power * _RATE))
             found = _Search(self.model, self.limits, rounded, wanted).smallest(self._last)
@@ -159,6 +168,10 @@ class _Search:
 
     def _meets(self, sizes: PoolSizes) -> bool:
         return self._expect(sizes).meets(self._wanted)
+
+
+def _tenths(one: FirstTokenTarget) -> tuple[int, int]:
+    return round(10 * one.ahead), round(10 * one.upto)
 
 
 def _power(value: float) -> int:

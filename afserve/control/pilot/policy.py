@@ -7,14 +7,17 @@ nodes come or go nothing is decided. `look` is given what is seen and returns wh
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from afserve.control.pilot.advice import Advice, Effect, Outcome
+from afserve.control.pilot.classes import ClassAim, ClassMix
 from afserve.control.pilot.judge import Interval, Judge
 from afserve.control.pilot.observed import MeanLengths, Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.predict import Forecast, Windows
 from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
+from afserve.control.wire.view_values import IN_TIME
 
 _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
@@ -37,8 +40,8 @@ class PilotRules:
     hold: float = _HOLD
     again: float = 60.0
     measured: float = 120.0
-    gain: float = 0.04
-    deviations: float = 1.0
+    gain: float = 0.06
+    deviations: float = 2.0
     cost: float = 5.0
 
 
@@ -60,8 +63,11 @@ class _Open:
 
 
 class Policy:
-    def __init__(self, planner: Planner, rules: PilotRules | None = None) -> None:
+    def __init__(
+        self, planner: Planner, rules: PilotRules | None = None, classes: Sequence[ClassAim] = ()
+    ) -> None:
         self.rules, self.judge = rules or PilotRules(), Judge()
+        self._mix = ClassMix(classes, self.rules.hold)
         self.advices: deque[Advice] = deque(maxlen=_KEPT)
         self.outcomes: deque[Outcome] = deque(maxlen=_KEPT)
         self._planner = planner
@@ -81,6 +87,7 @@ class Policy:
             "rate_soon": self._rate.soon(self.rules.again, self.rules.deviations),
             "ttft_within": math.exp(self.judge.ttft.width),
             "tpot_within": math.exp(self.judge.tpot.width),
+            **{f"{IN_TIME}{name}": share for name, share in self._mix.in_time.items()},
         }
 
     # ---- one look
@@ -111,6 +118,7 @@ class Policy:
             happened = seen.since(self._seen[-1])
             self._rate.note_arrivals(seen.at, happened.seconds, happened.load.came)
             self._lengths.note_load(happened.load)
+            self._mix.note_window(seen.at, happened)
             if self._seen[-1].sizes == seen.sizes:
                 self._planner.learn_rates(happened)
             else:
@@ -129,9 +137,21 @@ class Policy:
         if seen.at - self._late_noted < self.rules.windows.short or not (load.first and load.ended):
             return
         self._late_noted = seen.at
-        share = max(load.first_late / load.first, load.rest_late / load.ended)
+        self._note_standing(window)
+        share = max(load.first_late / load.first, load.rest_late / load.ended, self._mix.late_share(window))
         if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
             self.judge.headroom.note_late(share, self.rules.windows.short / _MINUTE)
+
+    def _note_standing(self, window: SeenWindow) -> None:
+        """How wrong what is expected of sizes that stay has been: of no change it is surer."""
+        if not self._planner.model.ready:
+            return
+        demand = window.demand(self._lengths)
+        said = self._effect(self._planner.expect(window.sizes, demand, TargetTimes()))
+        if window.tpot is not None:
+            self.judge.tpot.note_standing(said.tpot, window.tpot)
+        if window.ttft is not None:
+            self.judge.ttft.note_standing(said.ttft, window.ttft)
 
     def _correct(self, window: SeenWindow) -> None:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
@@ -149,12 +169,13 @@ class Policy:
 
     def _corrected(self) -> TargetTimes:
         """What the model has to promise so that what is wanted comes."""
-        wanted = self._planner.wanted
+        wanted, slower = self._mix.wanted(self._planner.wanted), max(self.judge.first.factor, 1.0)
         return TargetTimes(
-            wanted.ttft / max(self.judge.first.factor, 1.0),
+            wanted.ttft / slower,
             wanted.tpot / self.judge.rest.factor,
             wanted.late,
             min(wanted.busy / self.judge.reading.factor, 0.95),
+            tuple(replace(one, ttft=one.ttft / slower) for one in wanted.classes),
         )
 
     def _settled(self, seen: Observed) -> bool:

@@ -11,6 +11,7 @@ DAY = 86_400.0
 SLOT = 300.0  # of a day that is remembered as one
 _RATIO = 3.0  # that a day remembered may change the rate by, within the horizon
 _TREND_SHARE = 0.15  # of the present rate, that a trend may add or take
+_NOISE_SHARE = 0.15  # of it, beyond one deviation: a jump is far from any line, and no noise
 _NEWEST = 1 / 3  # of the short window, in which a jump is looked for
 _JUMP, _CHANCE = 1.25, 3.0  # times the rate before, and standard deviations of such parts: more is a jump
 
@@ -106,7 +107,8 @@ class Forecast:
         return max(mean + slope * ago, 0.0), slope, math.sqrt(rest / (len(minutes) - 2))
 
     def soon(self, seconds: float, deviations: float = 1.0) -> float:
-        """The highest rate that is to be expected within so many seconds from now, so many deviations above the line.
+        """The highest rate that is to be expected within so many seconds from now, so many deviations above the line;
+        or one and a share of the rate, where that is less.
 
         Where the day is known from the day before, its ratio counts instead of the trend.
         """
@@ -118,7 +120,7 @@ class Forecast:
             later = level + change
         else:
             later = level * ratio
-        return max(now, later) + deviations * deviation
+        return max(now, later) + min(deviations * deviation, deviation + _NOISE_SHARE * now)
 
     def _ratio(self, seconds: float) -> float | None:
         """How the day before went on from this time of day, at most."""

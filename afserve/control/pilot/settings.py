@@ -62,6 +62,13 @@ class PilotSettings:
     pilot_tpot: float = setting(
         0.0, "The same for the mean time between tokens.", _SECONDS, metavar="SECONDS"
     )
+    pilot_idle: float = setting(
+        0.0,
+        "With --models and act: seconds without a request after which a model's nodes end until the next one; 0 for "
+        "never.",
+        _SECONDS,
+        metavar="SECONDS",
+    )
     pilot_hold: float = setting(
         600.0,
         "Seconds in which fewer nodes must have been enough before any goes.",

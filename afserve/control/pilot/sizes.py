@@ -94,14 +94,26 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstTokenTarget:
+    """Seconds to a first token of those whose turn comes behind the share `ahead` of all requests; with their own it is
+    `upto`."""
+
+    ttft: float
+    ahead: float
+    upto: float
+
+
+@dataclass(frozen=True, slots=True)
 class TargetTimes:
     """Seconds to a first token and between tokens, at most; infinity asks for nothing. Of requests the share `late`
-    may wait for its first token for longer. No pool is to be busy for more than `busy` of the time."""
+    may wait for its first token for longer, also of those that `classes` are about. No pool is to be busy for more than
+    `busy` of the time."""
 
     ttft: float = float("inf")
     tpot: float = float("inf")
     late: float = 0.01
     busy: float = 0.85
+    classes: tuple[FirstTokenTarget, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,8 +81,8 @@ class FromNode(_message.Message):
     recorded: Recorded
     traced: Traced
     unfilled: Unfilled
-    load: Counts
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ..., unfilled: _Optional[_Union[Unfilled, _Mapping]] = ..., load: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
+    load: GatewayLoad
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., endpoint: _Optional[_Union[Endpoint, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., filled: _Optional[_Union[Filled, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., identity: _Optional[_Union[Identity, _Mapping]] = ..., stuck: _Optional[_Union[Stuck, _Mapping]] = ..., unheard: _Optional[_Union[Unheard, _Mapping]] = ..., noted: _Optional[_Union[Noted, _Mapping]] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ..., traced: _Optional[_Union[Traced, _Mapping]] = ..., unfilled: _Optional[_Union[Unfilled, _Mapping]] = ..., load: _Optional[_Union[GatewayLoad, _Mapping]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("assigned", "peers", "gateways", "query_answer", "serve", "attention_nodes", "drain", "shutdown", "fill_slots", "adopt", "retire", "record")
@@ -263,6 +263,21 @@ class Counts(_message.Message):
     whole: _containers.RepeatedScalarFieldContainer[int]
     real: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, declared: _Optional[int] = ..., whole: _Optional[_Iterable[int]] = ..., real: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class GatewayLoad(_message.Message):
+    __slots__ = ("total", "classes")
+    class ClassesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Counts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Counts, _Mapping]] = ...) -> None: ...
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    total: Counts
+    classes: _containers.MessageMap[str, Counts]
+    def __init__(self, total: _Optional[_Union[Counts, _Mapping]] = ..., classes: _Optional[_Mapping[str, Counts]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request", "count", "token", "extra")

@@ -11,7 +11,7 @@ import numpy as np
 from afserve.control.wire import placement_values, values
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.fields import Codec, Proto, codec, put_counts, put_fields, take_counts, take_fields
-from afserve.control.wire.load_values import GatewayLoad
+from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts
 from afserve.control.wire.placements import SaidLast, SaidPlacement
 from afserve.errors import ProtocolError
 from afserve.member import Life, NodeId, Role
@@ -124,6 +124,17 @@ def _take_unfilled(proto: Proto) -> placement_values.Unfilled:
     )
 
 
+def _put_load(load: GatewayLoad, proto: Proto) -> None:
+    put_counts(load.total, proto.total)
+    for name, counts in load.classes.items():
+        put_counts(counts, proto.classes[name])
+
+
+def _take_load(proto: Proto) -> GatewayLoad:
+    classes = {name: take_counts(ClassCounts, one) for name, one in sorted(proto.classes.items())}
+    return GatewayLoad(take_counts(LoadCounts, proto.total), classes)
+
+
 FROM_NODE: dict[type, Codec] = {
     placement_values.Routed: ("routed", _put_routed, _take_routed),
     values.Heartbeat: codec("heartbeat", values.Heartbeat),
@@ -139,7 +150,7 @@ FROM_NODE: dict[type, Codec] = {
     values.Failed: codec("failed", values.Failed),
     values.Query: codec("query", values.Query),
     values.Stuck: codec("stuck", values.Stuck),
-    GatewayLoad: ("load", put_counts, lambda proto: take_counts(GatewayLoad, proto)),
+    GatewayLoad: ("load", _put_load, _take_load),
     values.Unheard: codec("unheard", values.Unheard),
     values.Noted: codec("noted", values.Noted),
     values.Recorded: codec("recorded", values.Recorded),

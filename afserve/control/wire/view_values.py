@@ -52,11 +52,15 @@ class IncidentView:
         return "; ".join(filter(None, parts))
 
 
+IN_TIME = "in_time_"  # before a class of service, in a pilot's figures
+
+
 @dataclass(frozen=True, slots=True)
 class PilotView:
     """Of a pilot: whether it acts or only advises; its last advices and what came of them, in words, oldest first; how
     many nodes of each pool it advised last; how often it advised, was followed, was judged and was right; its figures:
-    requests per second now and soon, and by what factor its intervals reach to either side."""
+    requests per second now and soon, by what factor its intervals reach to either side, and which share of each class
+    of service was in time lately."""
 
     mode: str
     advices: tuple[str, ...] = ()

@@ -1,12 +1,13 @@
 """A pilot for a run: between which sizes it may move, and where it gets what it sees."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from afserve.clock import Clock
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
+from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.hours import Hours
 from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import LOOK_SECONDS, PilotLoop
@@ -14,12 +15,13 @@ from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
-from afserve.control.pilot.settings import OFF, PilotSettings
+from afserve.control.pilot.settings import ACT, OFF, PilotSettings
 from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import ConfigError
 from afserve.member import AttentionPhase, Role
+from afserve.server.access.classes import ServiceClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +33,25 @@ class PilotPlan:
     wanted: TargetTimes
     hold: float
     hours: Hours
+    classes: tuple[ClassAim, ...] = ()
+    idle: float = 0.0
 
 
-def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpot: float) -> PilotPlan | None:
+def pilot_plan(
+    settings: PilotSettings,
+    deployment: Deployment,
+    ttft: float,
+    tpot: float,
+    classes: Iterable[ServiceClass] = (),
+) -> PilotPlan | None:
     """None without a pilot. `ttft` and `tpot` are the server's. Raises ConfigError for limits that cannot be."""
     first = _first_sizes(deployment)
     mode = settings.mode(pools=first.prefill > 0)
     if mode == OFF:
         _check_unused(settings)
         return None
+    if settings.pilot_idle and mode != ACT:
+        raise ConfigError("--pilot-idle: does nothing without --pilot act", param="pilot_idle")
     placement = deployment.placement
     room = max(1, placement.slots_per_node()) if first.experts else 1
     least = -(-placement.experts // room) if first.experts else 0
@@ -52,12 +64,19 @@ def pilot_plan(settings: PilotSettings, deployment: Deployment, ttft: float, tpo
         settings.wanted(ttft, tpot),
         settings.pilot_hold,
         settings.hours,
+        tuple(map(_aim, classes)),
+        settings.pilot_idle,
     )
+
+
+def _aim(one: ServiceClass) -> ClassAim:
+    never = float("inf")
+    return ClassAim(one.name, one.priority, one.ttft or never, one.tpot or never)
 
 
 _UNUSED = (
     *("pilot_min", "pilot_max", "pilot_nodes", "pilot_usd", "pilot_price", "pilot_hours"),
-    *("pilot_ttft", "pilot_tpot"),
+    *("pilot_ttft", "pilot_tpot", "pilot_idle"),
 )
 
 
@@ -90,10 +109,8 @@ def pilot_loop(
         loads = [own_load(), *controller.chronicle.loads.values()]
         return view.observe(clock.now(), controller.members, loads)
 
-    def may_act() -> bool:
-        local = time.localtime()
-        return plan.hours.hold(local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec)
-
-    policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules)
+    policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules, plan.classes)
     look = min(LOOK_SECONDS, rules.windows.short / 4)
-    return PilotLoop(plan.mode, policy, observe, changing.change, clock, look, may_act)
+    return PilotLoop(
+        plan.mode, policy, observe, changing.change, clock, look, lambda: plan.hours.hold_at(time.localtime())
+    )

@@ -21,6 +21,7 @@ from afserve.launch.run.piloted import PilotPlan, pilot_plan
 from afserve.launch.sites.site import Site
 from afserve.launch.sites.survey import Survey
 from afserve.member import Role
+from afserve.server.access.classes import read_classes
 from afserve.server.http.settings import ServerSettings
 from afserve.settings import in_range
 
@@ -56,7 +57,10 @@ def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun
     if flags.source.load_format == "safetensors":
         found.warn_of_tokenizer()
     names = flags.listening.names(found.name)
-    pilot = pilot_plan(flags.pilot, topology.deployment, settings.ttft, settings.tpot)
+    if flags.pilot.pilot_idle and flags.run.models is None:
+        raise ConfigError("--pilot-idle: only models of --models sleep; drop it", param="pilot_idle")
+    classes = read_classes(settings.classes_file).all if settings.classes_file else ()
+    pilot = pilot_plan(flags.pilot, topology.deployment, settings.ttft, settings.tpot, classes)
     return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site, pilot)
 
 

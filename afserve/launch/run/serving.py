@@ -164,7 +164,11 @@ class Serving:
         tries = 0
         while True:
             began = time.monotonic()
-            failure = await model.run.controller.wait_failure()
+            failure = await model.until_over()
+            if failure is None:
+                if (hindrance := await self._sleep(model)) is not None:
+                    return hindrance
+                continue
             error = self._explained(model, failure)
             if len(self._models) == 1 or not self._served:
                 raise error
@@ -180,6 +184,19 @@ class Serving:
             except AfserveError as hindrance:
                 log.error("%s: cannot be started again: %s", model.name, hindrance.message)
                 return hindrance
+
+    async def _sleep(self, model: ModelRun) -> AfserveError | None:
+        """Until somebody asks for it. Returns why it is served no more."""
+        if not (model.may_sleep and self._served):
+            return None
+        log.warning("%s: nobody asks for it; its nodes end until somebody does", model.name)
+        try:
+            await model.sleep_until_asked()
+        except AfserveError as error:
+            log.error("%s: cannot be started again: %s", model.name, error.message)
+            return error
+        log.warning("%s: somebody asked for it, and it serves again", model.name)
+        return None
 
     def _explained(self, model: ModelRun, error: AfserveError) -> AfserveError:
         """Which model's it is, where there are several."""

@@ -64,6 +64,10 @@ class ServiceClasses:
         self._named = {one.name: one for one in classes}
         self._of_key = {key: one for one in classes for key in one.keys}
 
+    @property
+    def all(self) -> tuple[ServiceClass, ...]:
+        return tuple(self._named.values())
+
     def class_of(self, asked: str, key: str) -> ServiceClass | None:
         """By the name that a request gives, else its key's; None for a request of no class. Raises RequestError."""
         if not asked:

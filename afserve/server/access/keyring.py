@@ -93,8 +93,8 @@ def _stamp(path: str) -> Stamp | None:
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/", "/docs"})
 PAGE_PREFIX = "/static/"
 METRICS_PATH = "/metrics"
-CHANGING_PREFIX = "/admin"
-ADMIN_PREFIXES = (CHANGING_PREFIX, "/status", "/live")
+CHANGING_PREFIXES = ("/admin", "/scale_elastic_ep", "/is_scaling_elastic_ep")
+ADMIN_PREFIXES = (*CHANGING_PREFIXES, "/status", "/live")
 ANTHROPIC_PREFIX = "/v1/messages"  # whose clients send the key in a header of its own
 _ANYBODY: frozenset[KeyRole] = frozenset()
 _BOTH = frozenset({KeyRole.USER, KeyRole.ADMIN})
@@ -117,10 +117,10 @@ class AccessRules:
     def pass_by(self, path: str, headers: Headers) -> Key | None:
         """The key that was sent, None where none is needed. Raises AuthError and ForbiddenError."""
         self._ring.read_changes()
-        if path.startswith(CHANGING_PREFIX) and not self._ring.has_admins:
+        if path.startswith(CHANGING_PREFIXES) and not self._ring.has_admins:
             raise AuthError(
                 "this server has no admin key; start it with --admin-key-file, or make one for its --api-keys file "
-                "with `afserve keys new NAME --role admin`, to use /admin"
+                f"with `afserve keys new NAME --role admin`, to use {path_kind(path)}"
             )
         allowed = self._allowed(path)
         if not allowed:

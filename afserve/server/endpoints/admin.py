@@ -17,7 +17,7 @@ from afserve.server.bodies.fields import Fields, or_else, parse_object
 from afserve.server.endpoints.service import Service
 from afserve.server.replies.refusal import json_response
 
-_MOST_NODES = 4096
+MOST_NODES = 4096
 _NUMBER = 'a number of nodes, or a change of it as text: 3, "+1" or "-1"'
 _TEXT: Mapping[str, object] = {"type": "string"}
 
@@ -45,7 +45,7 @@ def _read(verb: Verb, asked: Argument, body: Fields) -> object:
         case Form.NUMBER:
             return or_else(body.real(asked.name, 0.0, asked.most), asked.default)
         case Form.NAMES:
-            names, every = body.texts(asked.name, _MOST_NODES), body.flag("all")
+            names, every = body.texts(asked.name, MOST_NODES), body.flag("all")
             return None if bool(names) == every else names
         case Form.COUNTS:
             return _counts(body) or None
@@ -68,7 +68,7 @@ def schema_of(verb: Verb) -> Mapping[str, object]:
             case Form.NUMBER:
                 properties[each.name] = {"type": "number", "minimum": 0, "maximum": each.most}
             case Form.NAMES:
-                properties[each.name] = {"type": "array", "items": _TEXT, "maxItems": _MOST_NODES}
+                properties[each.name] = {"type": "array", "items": _TEXT, "maxItems": MOST_NODES}
                 properties["all"] = {"type": ["boolean", "null"]}
             case Form.COUNTS:
                 properties |= {pool: {"type": ["integer", "string"]} for pool in (*POOLS, *PHASE_POOLS)}
@@ -85,16 +85,16 @@ class Admin:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def _model(self, request: Request) -> Hosted:
+    def model(self, request: Request) -> Hosted:
         return self._service.models.one(request.query_params.get("model"))
 
     async def show_placement(self, request: Request) -> Response:
         """The placement in force, as `afserve place --json` prints it."""
-        return Response(await self._model(request).backend.placement(), media_type="application/json")
+        return Response(await self.model(request).backend.placement(), media_type="application/json")
 
     async def apply(self, request: Request) -> Response:
         """Body: a placement file. Answers at once; /status shows the epoch change when everyone has switched."""
-        model = self._model(request)
+        model = self.model(request)
         self._service.check_ready(model)
         with await self._service.bodies.read_body(request) as body:
             text = text_of(bytes(body.data))
@@ -105,8 +105,8 @@ class Admin:
         """What answers this verb: at once, when it is on its way; /status shows how far it is."""
 
         async def obey(request: Request) -> Response:
-            model = self._any_ready() if verb.whole_run else self._model(request)
-            asked = change_of(verb, await self._fields(request, verb))
+            model = self._any_ready() if verb.whole_run else self.model(request)
+            asked = change_of(verb, await self.read_fields(request, verb.path))
             return json_response(asdict(await model.backend.change(asked)), 202)
 
         return obey
@@ -115,26 +115,26 @@ class Admin:
         models = self._service.models
         return next((model for model in models if model.backend.ready()), models.first_model)
 
-    async def _fields(self, request: Request, verb: Verb) -> Fields:
+    async def read_fields(self, request: Request, path: str) -> Fields:
         """Parsed here and not in a text process, since it is small."""
         with await self._service.bodies.read_body(request) as body:
             if len(body.data) > MOST_CHANGE_BYTES:
                 raise RequestError(
-                    f"the body has {len(body.data)} bytes, /admin/{verb.name} takes at most {MOST_CHANGE_BYTES}"
+                    f"the body has {len(body.data)} bytes, {path} takes at most {MOST_CHANGE_BYTES}"
                 )
             return Fields(parse_object(body.data))
 
     async def start_recording(self, request: Request) -> Response:
-        await self._model(request).backend.record_routing(True)
+        await self.model(request).backend.record_routing(True)
         return json_response({"status": "recording"})
 
     async def stop_recording(self, request: Request) -> Response:
         """Ends the recording and returns it."""
-        return Response(await self._model(request).backend.record_routing(False), media_type=RECORDING)
+        return Response(await self.model(request).backend.record_routing(False), media_type=RECORDING)
 
     async def dump(self, request: Request) -> Response:
         """What was recorded so far; recording goes on."""
-        return Response(await self._model(request).backend.recorded_routing(), media_type=RECORDING)
+        return Response(await self.model(request).backend.recorded_routing(), media_type=RECORDING)
 
 
 def text_of(body: bytes) -> str:

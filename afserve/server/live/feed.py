@@ -106,7 +106,7 @@ class Feeds:
         self._models = service.models
         self._feeds = {model.model_name: Feed(service, model) for model in service.models}
 
-    async def events(self, request: Request) -> Response:
+    async def show_frames(self, request: Request) -> Response:
         name = request.query_params.get("model")
         model = self._models.first_model if name is None else self._models.named(name)
         if request.method == "HEAD":  # a stream without an end would be one without a beginning

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from afserve.control.wire.load_values import ClassCounts
 from afserve.metrics import Counter, MetricFamily
 
 PREFILL, DECODE = "prefill", "decode"
@@ -38,6 +39,12 @@ class GoodputMeter:
         self.tokens = Counter("phase")
         self.classes = Counter("service_class", "phase", "on_time")
         self.class_tokens = Counter("service_class", "phase")
+        self._came = Counter("service_class")
+
+    def came(self, times: Times) -> None:
+        """A sequence was asked for."""
+        if times.service_class:
+            self._came.add(1, times.service_class)
 
     def first(self, times: Times, prompt_tokens: int, seconds: float) -> None:
         """A first token came after so long."""
@@ -87,6 +94,21 @@ class GoodputMeter:
             judged = self._judged(phase)
             if any(judged.values()):
                 found[phase] = {**judged, "tokens": int(self.tokens.total_of(phase))}
+        return found
+
+    def class_counts(self) -> dict[str, ClassCounts]:
+        """By class, for whoever sizes pools."""
+        found: dict[str, ClassCounts] = {}
+        for sample in self._came.samples():
+            ((_, name),) = sample.labels
+            kept, late = (
+                [int(self.classes.total_of(name, phase, which)) for phase in (PREFILL, DECODE)]
+                for which in (ON_TIME, LATE)
+            )
+            tokens = int(self.class_tokens.total_of(name, DECODE))
+            found[name] = ClassCounts(
+                int(sample.value), kept[0] + late[0], late[0], kept[1] + late[1], late[1], tokens
+            )
         return found
 
     def _of_classes(self) -> dict[str, dict[str, int]]:

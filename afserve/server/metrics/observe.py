@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.control.backend import Backend
-from afserve.control.wire.load_values import GatewayLoad
+from afserve.control.wire.load_values import GatewayLoad, LoadCounts
 from afserve.control.wire.view_values import ClusterView
 from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import AttentionStats
@@ -88,6 +88,7 @@ class ServerMetrics:
     ) -> "RequestTimer":
         """`times` are those that the request asks for."""
         self.asked.observe(prompt_tokens)
+        self.goodput.came(times)
         self.allowed.observe(max_tokens)
         return RequestTimer(self, arrived, prompt_tokens, times.or_else(self.times))
 
@@ -95,7 +96,7 @@ class ServerMetrics:
         """What whoever sizes the pools is told."""
         judged = {phase: of["late"] for phase, of in self.goodput.figures().items()}
         answers, answer_tokens = self.decode.observations, int(self.answered.observed_sum)
-        return GatewayLoad(
+        total = LoadCounts(
             came=self.asked.observations,
             prompt_tokens=int(self.asked.observed_sum),
             found_tokens=int(self.cached_tokens.total_of()),
@@ -108,6 +109,7 @@ class ServerMetrics:
             first_seconds=self.first_token.observed_sum,
             rest_seconds=self.decode.observed_sum,
         )
+        return GatewayLoad(total, self.goodput.class_counts())
 
     def families(self, view: ClusterView) -> Iterator[MetricFamily]:
         """Of the model, and of the nodes that compute it."""

@@ -85,6 +85,9 @@ SCHEMAS: Mapping[str, Schema] = {
     "OllamaChatRequest": objects(("messages",), messages=arrays(MESSAGE), stream=FLAG, options=OBJECT),
     "OllamaRequest": objects(("prompt",), prompt=TEXT, stream=FLAG, options=OBJECT),
     "OllamaModel": objects(("model",), model=TEXT),
+    "ElasticSize": objects(
+        ("new_data_parallel_size",), new_data_parallel_size=NATURAL, drain_timeout=NATURAL
+    ),
     "OllamaEmbedRequest": objects(("input",), input=TEXT, options=OBJECT),
     "DetokenizeRequest": objects(("tokens",), tokens=arrays(NATURAL)),
     "BatchRequest": objects(
@@ -139,7 +142,15 @@ HTML = "text/html"
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 # Of a server with several models, of ?model=NAME.
-_BY_MODEL = ("/ready", "/status", "/live", "/tokenizer_info", "/admin/")
+_BY_MODEL = (
+    "/ready",
+    "/status",
+    "/live",
+    "/tokenizer_info",
+    "/admin/",
+    "/scale_elastic_ep",
+    "/is_scaling_elastic_ep",
+)
 
 
 @dataclass(frozen=True, slots=True)

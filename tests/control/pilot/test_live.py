@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from afserve.cli.status import pilot_lines
 from afserve.clock import FakeClock
 from afserve.control.pilot.advice import Advice, Effect
 from afserve.control.pilot.loop import PilotLoop
@@ -14,7 +15,7 @@ from afserve.control.pilot.policy import Policy
 from afserve.control.pilot.settings import ACT, ADVISE
 from afserve.control.pilot.sizes import PoolSizes
 from afserve.control.wire.change_values import Change, Changed, ScaleTo
-from afserve.control.wire.load_values import GatewayLoad, added
+from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts, added
 from afserve.control.wire.view_values import ClusterView
 from afserve.control.wire.views import decode_view, encode_view
 from afserve.errors import DoesNotFitError
@@ -121,17 +122,26 @@ def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
 
 
 def test_loads_of_gateways_add_up():
-    one = GatewayLoad(came=2, prompt_tokens=10, first_seconds=0.5)
-    assert added([one, one, GatewayLoad()]) == GatewayLoad(came=4, prompt_tokens=20, first_seconds=1.0)
+    one = GatewayLoad(LoadCounts(came=2, first_seconds=0.5), {"chat": ClassCounts(2, first_late=1)})
+    other = GatewayLoad(LoadCounts(came=1), {"bulk": ClassCounts(1)})
+    assert added([one, one, other]) == GatewayLoad(
+        LoadCounts(came=5, first_seconds=1.0), {"bulk": ClassCounts(1), "chat": ClassCounts(4, first_late=2)}
+    )
     assert added([]) == GatewayLoad()
+
+
+def test_status_says_which_classes_are_in_time():
+    figures = {"rate": 2.0, "in_time_chat": 0.985, "in_time_bulk": 1.0}
+    lines = pilot_lines(
+        {"pilot": {"mode": "act", "advices": [], "outcomes": [], "counts": {}, "figures": figures}}
+    )
+    assert lines[1:] == ["  in time: chat 98.5%, bulk 100.0%"]
 
 
 @pytest.mark.parametrize(
     "pilot", [None, {"mode": "act", "advices": ["a"], "outcomes": ["b"], "counts": {}, "figures": {}}]
 )
 def test_status_shows_it(pilot):
-    from afserve.cli.status import pilot_lines
-
     lines = pilot_lines({"pilot": pilot})
     assert (
         lines == [] if pilot is None else (lines[0].startswith("pilot (act)") and lines[1:] == ["  a", "  b"])

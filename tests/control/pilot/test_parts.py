@@ -93,6 +93,17 @@ def test_intervals_hold_as_often_as_they_promise(spread):
     assert low < 10.0 < high
 
 
+def test_no_first_interval_is_surer_than_what_was_said_of_sizes_that_stay():
+    draw, calm, wild = random.Random(4), Interval(), Interval()
+    for _ in range(40):
+        calm.note_standing(1.0, math.exp(draw.gauss(0, 0.02)))
+        wild.note_standing(1.0, math.exp(draw.gauss(0, 1.0)))
+    assert calm.width == Interval().width < wild.width == pytest.approx(1.28, abs=0.4)
+    for _ in range(30):
+        wild.compare(1.0, 1.01)
+    assert wild.width < 0.05, "changes that came as they were expected count in the end"
+
+
 def test_a_correction_follows_what_is_measured():
     correction = Correction()
     for _ in range(200):

@@ -44,7 +44,7 @@ def test_each_pool_follows_its_own_part_of_the_load():
 
 def test_a_steady_load_is_left_alone():
     told = Told()
-    told.play(20, 3000)
+    told.play(20, 7000)
     settled = told.sizes
     assert told.play(20, 8_000) == [] and told.sizes == settled
 

@@ -132,12 +132,11 @@ class TabledModel:
         service = demand.computed / pace.read_rate
         wait = QueueWait(service, sizes.prefill, share, demand.variation)
         after = stages.tables.hand_over(demand.prompt) + 1.5 * pace.step
-        spare = wanted.ttft - after - demand.longest / pace.read_rate
         kept = demand.rate * demand.answer * tpot * (demand.prompt + demand.answer)
         return Expected(
             wait.mean + service + after,
             tpot,
-            wait.longer(spare) if math.isfinite(wanted.ttft) else 0.0,
+            wait.late(wanted, after + demand.longest / pace.read_rate),
             (share, kept / room if room else math.inf, min(1.0, step.experts)),
             fits=kept < room,
         )
