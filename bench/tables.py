@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench import (
     gpu_expected,
+    tables_agents,
     tables_cores,
     tables_drafts,
     tables_faults,
@@ -305,6 +306,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Drafts: several tokens a step": tables_drafts.speed,
     "Drafts beside llama.cpp's": tables_drafts.peers,
     "Drafts: a price beside fixed lengths": tables_drafts.draft_price,
+    "What agents find again": tables_agents.agents,
     "Fidelity: what fewer bits change": tables_kv_dtype.fidelity,
     "A KV cache in 8 bits": tables_kv_dtype.decode,
     **tables_serve.SECTIONS,

@@ -102,6 +102,21 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     assert exchange.pulls[-1][2] == LEAST_SECONDS
 
 
+def test_a_link_over_which_nothing_comes_is_left_alone_and_tried_again_and_others_are_not_blamed(scene):
+    node, exchange, _, moves = scene
+    node.prefill_rate = 10 * BLOCK / 0.2
+    assert moves.pull(request(1), SOURCE)
+    moves.turn()
+    exchange.ends(1, 0, LEAST_SECONDS, "nothing came for 1 s")
+    moves.turn()
+    other = KvSource(attention_life(2, 0), 77, "unix:other")
+    assert moves.pull(request(2), other), "nobody has asked that one yet"
+    refused = 0
+    while not moves.pull(request(3 + refused), SOURCE):
+        refused += 1
+    assert 6 < refused < 13, "1.5 to the tenth is 57"
+
+
 def test_nothing_is_pulled_of_a_short_prompt_or_from_nowhere(scene):
     *_, moves = scene
     assert not moves.pull(request(1, blocks=0), SOURCE)

@@ -18,7 +18,7 @@ from afserve.comm.kv.split import SplitMember
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
-from afserve.engine.kv.moving.jobs import Job, Jobs, TurnTime, limit_of
+from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.lending import LentBelow
 from afserve.engine.kv.moving.prefilling import Prefilling
 from afserve.engine.kv.moving.restoring import Restore, Restores
@@ -30,6 +30,8 @@ from afserve.tracing.trace import KV_BLOCKS
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
 _START_SECONDS = 0.002  # of a pull, whatever its size
 _WEIGHT = 0.3  # of the newest pull in the measured rate
+_AGAIN = 1.5  # who was too slow is tried again: with each refusal it is thought faster by so much
+_MOST_RATES = 1024  # nodes whose rates are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class KvMoves:
         self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit, self._restores)
         self._handing = HandOvers(node, exchange, clock, block_size, straight, tell, waiting)
         self._pulls = Jobs[_Pull](exchange.cancel)
-        self._rate = 0.0  # bytes per second of the pulls so far
+        self._rates: dict[str, float] = {}  # bytes per second of the pulls so far, by whose address
+        self._rate = 0.0  # the same of all that came, for who was not asked yet
         self._time = TurnTime(clock.now())
         self._done = self._failed = self._recomputed = 0
         self._seconds = 0.0
@@ -94,12 +97,12 @@ class KvMoves:
 
     def _ask(self, request: GenerationRequest, source: KvSource) -> bool:
         if source.prefills:
-            return self._handing.ask(request, source, lambda blocks: self._predict(blocks)[0])
+            return self._handing.ask(request, source, lambda blocks: self._predict(blocks, source.address)[0])
         names = self._node.usable_names(request)
         if not (names and source.address):
             return False
-        transfer, again = self._predict(len(names))
-        limit = self._limit(len(names))
+        transfer, again = self._predict(len(names), source.address)
+        limit = self._limit(len(names), source.address)
         tokens, megabytes = len(names) * self._block_size, len(names) * self._block_bytes / 1e6
         owner = source.life.node
         self._tell(
@@ -109,21 +112,25 @@ class KvMoves:
         )
         if limit:
             self._pulls.queue.append(_Pull(request, self._clock.now(), limit, source, names))
+        elif source.address in self._rates:
+            self._rates[source.address] *= _AGAIN
         return limit > 0
 
     def restore(self, request: GenerationRequest) -> bool:
         """Whether the request, which nobody has blocks for, waits for those below the cache; `turn` returns it."""
         return self._restores.restore(request)
 
-    def _predict(self, blocks: int) -> tuple[float, float]:
-        """Seconds to move so many blocks and to compute them; 0 for what was not measured yet."""
-        transfer = _START_SECONDS + blocks * self._block_bytes / self._rate if self._rate else 0.0
+    def _predict(self, blocks: int, address: str = "") -> tuple[float, float]:
+        """Seconds to move so many blocks, from there where that is said, and to compute them; 0 for what was not
+        measured yet."""
+        moved = self._rates.get(address, self._rate)
+        transfer = _START_SECONDS + blocks * self._block_bytes / moved if moved else 0.0
         rate = self._node.prefill_rate
         return transfer, blocks * self._block_size / rate if rate else 0.0
 
-    def _limit(self, blocks: int) -> float:
+    def _limit(self, blocks: int, address: str = "") -> float:
         """Seconds that so many may take to come; 0 where they are predicted to be computed sooner."""
-        transfer, again = self._predict(blocks)
+        transfer, again = self._predict(blocks, address)
         worth = not (transfer and again) or transfer < again
         return limit_of(again) if worth else 0.0
 
@@ -210,7 +217,7 @@ class KvMoves:
         if not pulled.complete:
             self._failed += 1
             self._recomputed += missing * self._block_size
-        self._measure(pulled)
+        self._measure(pulled, waited.source.address)
         owner = waited.source.life.node
         self._tell(
             f"request {waited.request.handle}: {pulled.received} of {len(waited.names)} blocks came from {owner} in "
@@ -219,9 +226,16 @@ class KvMoves:
         what = f"{pulled.received} blocks from {owner}"
         self._node.draw(KV_BLOCKS, what, pulled.seconds)
 
-    def _measure(self, pulled: Pulled) -> None:
+    def _measure(self, pulled: Pulled, address: str = "") -> None:
+        """Of one that was waited for in vain it is as if a block had come."""
         if pulled.bytes and pulled.seconds > 0:
             self._rate = smoothed(self._rate, pulled.bytes / pulled.seconds, _WEIGHT)
+        if address and (pulled.seconds >= LEAST_SECONDS or (pulled.bytes and pulled.seconds > 0)):
+            rate = max(pulled.bytes, self._block_bytes) / pulled.seconds
+            known = self._rates.pop(address, 0.0)
+            self._rates[address] = smoothed(known, rate, _WEIGHT)
+            if len(self._rates) > _MOST_RATES:
+                del self._rates[next(iter(self._rates))]
 
     def stats(self) -> KvStats:
         moved = self._exchange.stats()
