@@ -104,7 +104,7 @@ QUICK_CASES = 1  # of each test
 LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
 QUICK_EXAMPLES = settings.get_profile("quick").max_examples
 DAY_SHARE = (
-    0.4  # of the examples that a test asks for, and ten at least; `--whole`, as by night, draws all of them
+    0.2  # of the examples that a test asks for, and six at least; `--whole`, as by night, draws all of them
 )
 
 
@@ -170,7 +170,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_the_rest_to_the_night(items)
     if not config.getoption("--whole"):
         for item in {getattr(item, "obj", None): item for item in items}.values():
-            _draw_some(item, lambda own: max(10, int(DAY_SHARE * own)))
+            _draw_some(item, lambda own: max(6, int(DAY_SHARE * own)))
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))

@@ -280,7 +280,7 @@ def test_the_configs_are_good(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "examples", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    "examples", [100, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_any_number_is_named_or_planned_for(tmp_path, examples):
     @settings(max_examples=examples, **COMMONLY)
@@ -293,7 +293,7 @@ def test_any_number_is_named_or_planned_for(tmp_path, examples):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "examples", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
+    "examples", [100, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )
 def test_any_number_is_named_or_a_shape_for_the_planner(tmp_path, examples):
     @settings(max_examples=examples, **COMMONLY)
