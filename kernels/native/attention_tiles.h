@@ -28,12 +28,12 @@ struct TilesSpace {
   int window;  // keys taken at a time
   int rise;    // keys of a window, each of which may raise a row's top once
   int wide;    // numbers of a window's tiles, where they are made of 8 bits
-  float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr;
+  float *scores = nullptr, *sums = nullptr, *top = nullptr, *total = nullptr, *query_scale = nullptr;
   E *queries = nullptr, *weights = nullptr, *edges = nullptr, *widened = nullptr;
 
   size_t bytes() const {
     size_t all = size_t(rows) * groups;
-    return sizeof(float) * all * (window + PANEL * panels + 16 + 1) +
+    return sizeof(float) * all * (window + PANEL * panels + 16 + 2) +
            sizeof(E) * (all * (window + key_blocks * BLOCK) + size_t(2) * TILE_TOKENS * columns + wide);
   }
 
@@ -48,6 +48,7 @@ struct TilesSpace {
     s.weights = s.queries + all * key_blocks * BLOCK;
     s.widened = s.weights + all * window;
     s.top = reinterpret_cast<float*>(s.widened + wide);
+    s.query_scale = s.top + all;
     return s;
   }
 
@@ -61,6 +62,7 @@ struct TilesSpace {
     s.queries += before * key_blocks * BLOCK;
     s.weights += before * window;
     s.top += before;
+    s.query_scale += before;
     return s;
   }
 };
@@ -73,7 +75,7 @@ class TilesWorker {
   static Space space(const Isa& isa, const Attention<E>& a, int rows, int together) {
     bool in_place = isa.of<E>().in_place;
     if (!in_place) rows = whole_groups(rows);  // as panels' products take them
-    bool eight = a.keys.bits != Bits::whole;
+    bool eight = a.keys.bits != Bits::whole && !takes_codes(isa, a);
     bool far = eight && size_t(MOST_TILES) * TILE_TOKENS * a.keys.size * sizeof(E) > NEAR_BYTES;
     int most = far ? PANEL : MOST_TILES * TILE_TOKENS;
     int rise = in_place && one_tile_pays(a) ? TILE_TOKENS : most;
@@ -82,9 +84,14 @@ class TilesWorker {
     return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise, wide};
   }
 
+  // Whether codes of 8 bits are multiplied where they lie, and no tiles are made of them.
+  static bool takes_codes(const Isa& isa, const Attention<E>& a) {
+    return sizeof(E) == sizeof(bf16) && a.keys.bits == Bits::int8 && isa.score_codes;
+  }
+
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
       : isa_(isa), loops_(isa.of<E>()), a_(a), batch_(batch), share_(a.heads / a.groups),
-        window_(space.window), rise_(space.rise), eight_(a.keys.bits != Bits::whole), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
+        window_(space.window), rise_(space.rise), eight_(a.keys.bits != Bits::whole), codes_(takes_codes(isa, a)), one_by_one_(window_ == TILE_TOKENS), here_(a, batch), ahead_(a, batch) {
     heads_.reserve(space.groups);
     scales_.resize(eight_ ? size_t(2) * space.groups * window_ : 0);
     for (int g = 0; g < space.groups; g++) {
@@ -151,6 +158,10 @@ class TilesWorker {
     size_t wide = size_t(s.key_blocks) * BLOCK;
     for (int r = 0; r < rows_; r++) {
       const E* q = a_.q + (task.token + r / share_) * a_.q_token + (size_t(group) * share_ + r % share_) * a_.q_head;
+      if (codes_) {
+        take_codes(s, q, r);
+        continue;
+      }
       if (by_words_) {
         const int words = a_.keys.size / lane_of<E>(), step = rows_;
         const char* from = reinterpret_cast<const char*>(q);
@@ -162,6 +173,12 @@ class TilesWorker {
       memcpy(to, q, a_.keys.size * sizeof(E));
       memset(to + a_.keys.size, 0, (wide - a_.keys.size) * sizeof(E));
     }
+  }
+
+  CodeQueries code_queries(const Space& s) const { return {reinterpret_cast<int32_t*>(s.queries), s.query_scale, rows_}; }
+
+  void take_codes(const Space& s, const E* q, int row) const {
+    if constexpr (sizeof(E) == sizeof(bf16)) isa_.to_codes(q, a_.keys.size, row, code_queries(s));
   }
 
   // Whether every row sees every key of the window; which each does, where not.
@@ -212,7 +229,9 @@ class TilesWorker {
   void point_at(const Cache<E>& cache, const E* const* tile, int group) {
     for (int t = 0; t < tiles_; t++) {
       tile_[t] = cache.past(tile[t], group * cache.group_stride);
-      if (eight_) {
+      if (codes_) {
+        ask_for(t);
+      } else if (eight_) {
         widen(cache, t);
       } else if (one_by_one_) {
         next_[t] = ahead_.take(false);
@@ -223,11 +242,15 @@ class TilesWorker {
     }
   }
 
-  // Sixteen rows of 8 bits as a tile of the codes' numbers; their scales come to scores and weights. Those that will be
-  // read next are asked for meanwhile.
-  void widen(const Cache<E>& cache, int t) {
+  // Rows that will be read next, while those of tile t are.
+  void ask_for(int t) {
     const E* next = one_by_one_ ? ahead_.take(false) : t % 4 < 3 ? ahead_.take(true) : nullptr;
     if (next) fetch(reinterpret_cast<const char*>(next));
+  }
+
+  // Sixteen rows of 8 bits as a tile of the codes' numbers; their scales come to scores and weights.
+  void widen(const Cache<E>& cache, int t) {
+    ask_for(t);
     E* to = heads_.front().space.widened + size_t(t) * TILE_TOKENS * cache.size;
     (&cache == &a_.keys ? loops_.widen_keys : loops_.widen_values)(tile_[t], cache.token_stride, cache.size, cache.bits, to);
     tile_[t] = to;
@@ -264,12 +287,23 @@ class TilesWorker {
 
   void score(const Space& s, const Task& task, int group) {
     point_at(a_.keys, key_, group);
+    if (codes_) {
+      take_scales(task, group);
+      return score_codes(s, scales_of(group));
+    }
     size_t stride = by_words_ ? rows_ * lane_of<E>() : s.key_blocks * BLOCK;
     loops_.score_tiles(s.queries, stride, rows_, tile_, next_, tiles_, a_.keys.size / lane_of<E>(), s.scores,
                        std::min(window_, PANEL), size_t(padded_) * PANEL);
     if (!eight_) return;
     take_scales(task, group);
     scale_scores(s, scales_of(group));
+  }
+
+  void score_codes(const Space& s, const float* scale) const {
+    for (int t = 0; t < tiles_; t++)
+      isa_.score_codes(code_queries(s), reinterpret_cast<const uint8_t*>(tile_[t]), a_.keys.token_stride, a_.keys.size,
+                       scale + t * TILE_TOKENS, s.scores + t / 4 * size_t(padded_) * PANEL + t % 4 * TILE_TOKENS,
+                       std::min(window_, PANEL));
   }
 
   // Scores become weights; but from the first row on whose top would rise later in the window, only the first ones.
@@ -294,7 +328,7 @@ class TilesWorker {
     const Space& s = head.space;
     TilesSoftmax<E>& softmax = head.softmax;
     point_at(a_.values, value_, group);
-    if (!whole_) copy_edges(s, task);
+    if (!whole_ && !codes_) copy_edges(s, task);
     if (!loops_.in_place && tiles_ % 2) clear_rest(s);
     add_tiles(s, group, 0, softmax.keys / TILE_TOKENS);
     while (softmax.keys < tiles_ * TILE_TOKENS) {
@@ -306,10 +340,18 @@ class TilesWorker {
   }
 
   void add_tiles(const Space& s, int group, int first, int tiles) {
+    if (codes_) return add_codes(s, scales_of(group) + window_, first, tiles);
     if (eight_) scale_weights(s, scales_of(group) + window_, first * TILE_TOKENS, tiles * TILE_TOKENS);
     for (int p = 0; p < s.panels; p++)
       loops_.add_values(s.weights + first * TILE_TOKENS, s.window, rows_, tile_ + first, next_ + first, tiles, p * PANEL,
                         a_.values.size, s.sums + size_t(p) * padded_ * PANEL);
+  }
+
+  void add_codes(const Space& s, const float* scale, int first, int tiles) const {
+    if constexpr (sizeof(E) == sizeof(bf16))
+      for (int t = first; t < first + tiles; t++)
+        isa_.add_codes(s.weights + t * TILE_TOKENS, s.window, rows_, reinterpret_cast<const uint8_t*>(tile_[t]),
+                       a_.values.token_stride, a_.values.size, scale + t * TILE_TOKENS, s.sums, size_t(padded_) * PANEL);
   }
 
   // Panels take two tiles at a time. What an earlier window left beside the last one's weights may be no number.
@@ -367,7 +409,8 @@ class TilesWorker {
   const Batch& batch_;
   const int share_;
   const int window_, rise_;
-  const bool eight_;       // tiles are made of rows of 8 bits
+  const bool eight_;       // rows of 8 bits,
+  const bool codes_;       // multiplied as they lie; else tiles are made of them
   const bool one_by_one_;  // a window is a tile
   std::vector<Head> heads_;
   Cursor<E> here_, ahead_;

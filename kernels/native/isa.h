@@ -6,6 +6,7 @@
 // in a float tile at k * 16 + column; weights of fewer bits are in int8.h and int4.h. Sums are float rows of 64 columns.
 #pragma once
 #include "eight.h"
+#include "codes.h"
 #include "element.h"
 #include "ggml.h"
 #include "int8.h"
@@ -175,6 +176,14 @@ struct Isa {
   // The same two for ggml's types: behind a row's numbers are the sums of each GGML_SUMS of them.
   void (*to_ggml)(const bf16* x, int size, const ByteRows& to, int row);
   void (*gemm_ggml)(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next);
+  // Products with codes of int8 where they lie (codes.h), all null where making tiles of them is faster. A row of queries as
+  // whole numbers; its scores of sixteen tokens, whose scales are given, score[r * row + token]; and
+  // sum[rows][64], `panel_step` to the next 64 columns, += weights[rows][16] times the tokens' values of `size` columns.
+  void (*to_codes)(const bf16* q, int size, int row, const CodeQueries& to);
+  void (*score_codes)(const CodeQueries& q, const uint8_t* code, size_t stride, int size, const float* scale, float* score,
+                      size_t row);
+  void (*add_codes)(const bf16* weights, size_t stride, int rows, const uint8_t* code, size_t code_stride, int size,
+                    const float* scale, float* sum, size_t panel_step);
   // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
   int word_rows;
   // Blocks of a compact panel (compact.h) that are expanded at a time for more than 32 rows, at most MOST_EXPANDED: few

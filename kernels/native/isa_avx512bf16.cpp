@@ -20,6 +20,9 @@ void to_words_vnni(const bf16*, int, const ByteRows&, int);  // int4_vnni.cpp
 void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
 void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
+void to_codes_vnni(const bf16*, int, int, const CodeQueries&);  // codes_vnni.cpp
+void score_codes_vnni(const CodeQueries&, const uint8_t*, size_t, int, const float*, float*, size_t);
+void add_codes_vnni(const bf16*, size_t, int, const uint8_t*, size_t, int, const float*, float*, size_t);
 
 namespace {
 
@@ -31,6 +34,7 @@ Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
     made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
     made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;
     made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_vnni;
+    made.to_codes = to_codes_vnni, made.score_codes = score_codes_vnni, made.add_codes = add_codes_vnni;
   }
   return made;
 }
