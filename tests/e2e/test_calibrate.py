@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,8 +137,7 @@ def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
             batch / 5e-3,
             prefill=prefill,
         )
-        for prefill, attention, experts in LAYOUTS
-        for batch in (1, 3, 8)
+        for (prefill, attention, experts), batch in zip(LAYOUTS, cycle((1, 3, 8)))
     ]
     record = Record({1: calibration.read_text().splitlines()}, [measured])
     rows = judged_all("nano", record, cores=2)

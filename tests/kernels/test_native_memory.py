@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -48,13 +49,11 @@ def sources(all_sets: bool) -> tuple[list[Path], list[str]]:
     return [path for path in found if path not in left], [name for path in left for name in sets_in(path)]
 
 
-def digest(compiler: str) -> str:
-    """Of all that a program is made of."""
+def digest(compiler: str, words: Iterable[str], own: Iterable[Path]) -> str:
+    """Of all that a program is made of: the library, its `own` files, and the words that it is compiled with."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    content = [path.read_bytes() for path in (FUZZ, *sorted(NATIVE.glob("*.[ch]*")))]
-    return xxhash.xxh64_hexdigest(
-        b"".join((version, " ".join([*FLAGS, ADDRESS, ALL, *isas_here()]).encode(), *content))
-    )
+    content = [path.read_bytes() for path in (*own, *sorted(NATIVE.glob("*.[ch]*")))]
+    return xxhash.xxh64_hexdigest(b"".join((version, " ".join(words).encode(), *content)))
 
 
 def build(compiler: str, sanitizers: str, compiled: list[Path], left: list[str], program: Path) -> None:
@@ -83,7 +82,8 @@ def test_no_op_reads_or_writes_outside_what_it_was_given(cache: pytest.Cache, ro
         pytest.skip("needs g++ on Linux")
     by_night = rounds > 1
     compiled, left = sources(by_night)
-    program = cache.mkdir("afserve-fuzz") / f"{'all' if by_night else 'few'}-{digest(compiler)}"
+    made_of = digest(compiler, [*FLAGS, ADDRESS, ALL, *isas_here()], [FUZZ])
+    program = cache.mkdir("afserve-fuzz") / f"{'all' if by_night else 'few'}-{made_of}"
     if not program.exists():
         build(compiler, ALL if by_night else ADDRESS, compiled, left, program)
     run = subprocess.run([str(program), str(rounds)], capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ Debian has both tools: `apt install g++-aarch64-linux-gnu qemu-user-static`. QEM
 how long they take.
 """
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ import pytest
 
 from afserve.config import ISAS
 from tests.kernels.arm.cases import Case, kernels, save
-from tests.kernels.test_native_memory import needs_python
+from tests.kernels.test_native_memory import digest, needs_python
 
 NATIVE = Path(__file__).parents[3] / "kernels" / "native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -40,17 +41,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library without its bindings, and `run_cases.cpp`, as one static program for aarch64."""
+def program(request: pytest.FixtureRequest) -> Path:
+    """The library without its bindings, and `run_cases.cpp`, as one static program for aarch64. It takes a minute to
+    build, and is kept where pytest keeps what it knows of earlier runs."""
     for tool in (COMPILER, EMULATOR):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}: apt install g++-aarch64-linux-gnu qemu-user-static")
-    built = tmp_path_factory.mktemp("arm") / "run_cases"
-    sources = [path for path in NATIVE.glob("*.cpp") if not needs_python(path)]
-    sources.append(Path(__file__).with_name("run_cases.cpp"))
-    command = [COMPILER, "-static", *FLAGS, f"-I{NATIVE}", *map(str, sources), "-o", str(built)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[-4000:]
+    own = [Path(__file__).with_name(name) for name in ("run_cases.cpp", "cases.h")]
+    folder = request.config.cache.mkdir("afserve-arm")
+    built = folder / f"run_cases-{digest(COMPILER, FLAGS, own)}"
+    if not built.exists():
+        for old in folder.iterdir():
+            old.unlink()
+        sources = [path for path in NATIVE.glob("*.cpp") if not needs_python(path)]
+        made = folder / f"being-built.{os.getpid()}"
+        command = [COMPILER, "-static", *FLAGS, f"-I{NATIVE}", *map(str, [*sources, own[0]]), "-o", str(made)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert said.returncode == 0, said.stderr[-4000:]
+        made.replace(built)
     return built
 
 
