@@ -1,4 +1,4 @@
-"""Who is told which attention nodes serve: gateways always, and nodes where copies are kept or phases are.
+"""Who is told which attention nodes serve: gateways, those nodes themselves, and expert nodes where phases are.
 
 It knows no socket and no clock: the controller says when, and `tell` is how.
 """
@@ -43,7 +43,7 @@ class AttentionNews:
             self._tell(member, self.nodes)
 
     def _hears(self, member: Life) -> bool:
-        """An attention node that serves, of others: to keep copies for them, or to ask them for prompts."""
+        """An attention node that serves, of others: to keep copies for them, to ask them for prompts, or to hand its KV
+        on to them as it leaves."""
         found = self._membership.members.find_life(member)
-        wants = bool(self._membership.deployment.engine.kv_copies) or self._phased
-        return wants and found is not None and found.serving and member.node.role is Role.ATTENTION
+        return found is not None and found.serving and member.node.role is Role.ATTENTION

@@ -5,7 +5,7 @@ are read and written beside it (`socket_wires`). It knows no requests but their 
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from afserve.clock import Clock
@@ -18,6 +18,7 @@ from afserve.comm.kv.messages import (
     CopiesKept,
     EndTransfer,
     Grant,
+    HandOn,
     Name,
     Offer,
     Piece,
@@ -63,6 +64,10 @@ class Exchange:
         self._events: deque[Event] = deque()
         self._offers: dict[int, tuple[int, float]] = {}  # peer, until
         self._keeping: dict[int, tuple[int, int]] = {}  # own transfer -> whose offer, its number
+        self._inherited: dict[
+            int, Sequence[tuple[Name, int]]
+        ] = {}  # own transfer -> blocks of one that leaves
+        self.on_inherited: Callable[[Sequence[tuple[Name, int]]], None] = lambda blocks: None
         self._offered = 0
         self.ended: list[Pulled] = []
         self.settled: list[tuple[int, int]] = []
@@ -103,11 +108,22 @@ class Exchange:
 
     def offer(self, address: str, names: Sequence[Name]) -> int:
         """Ask the node at `address` to keep copies of a part of a chain; the offer's number. It always settles."""
+        peer = self._new_offer(address)
+        self._wires.send(peer, Offer(self._offered, self._generation, tuple(names)))
+        return self._offered
+
+    def hand_on(self, address: str, blocks: Sequence[tuple[Name, int]]) -> int:
+        """As `offer`, of a node that leaves, with the keys of beginnings; into free memory only. Who takes them says so
+        by `on_inherited`."""
+        peer = self._new_offer(address)
+        self._wires.send(peer, HandOn(self._offered, self._generation, tuple(blocks)))
+        return self._offered
+
+    def _new_offer(self, address: str) -> int:
         self._offered += 1
         peer = self._peer(address)
         self._offers[self._offered] = peer, self._clock.now() + OFFER_SECONDS
-        self._wires.send(peer, Offer(self._offered, self._generation, tuple(names)))
-        return self._offered
+        return peer
 
     # ---- prompts that this node computes for others
 
@@ -250,6 +266,12 @@ class Exchange:
                     peer, names, now, OFFER_SECONDS, generation=generation, copies=True
                 )
                 self._keeping[transfer] = peer, number
+            case HandOn(number, generation, blocks):
+                chain = [name for name, _ in blocks]
+                transfer = self._puller.start(
+                    peer, chain, now, OFFER_SECONDS, generation=generation, copies=True, spare=True
+                )
+                self._keeping[transfer], self._inherited[transfer] = (peer, number), blocks
             case CopiesKept(number, count):
                 if self._offers.get(number, (None,))[0] == peer:
                     self._offer_over(number, count)
@@ -268,7 +290,9 @@ class Exchange:
             if (kept_for := self._keeping.pop(pulled.transfer, None)) is None:
                 self.ended.append(pulled)
             else:
-                self._wires.send(kept_for[0], CopiesKept(kept_for[1], pulled.here + pulled.received))
+                kept = pulled.here + pulled.received
+                self._wires.send(kept_for[0], CopiesKept(kept_for[1], kept))
+                self.on_inherited(self._inherited.pop(pulled.transfer, ())[:kept])
         self._puller.ended.clear()
 
     def _offer_over(self, offer: int, count: int) -> None:

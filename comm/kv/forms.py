@@ -24,6 +24,7 @@ from afserve.comm.kv.messages import (
     EndTransfer,
     Fetched,
     Grant,
+    HandOn,
     Message,
     Name,
     Offer,
@@ -49,6 +50,7 @@ _HEAD = struct.Struct(
     f"<IBBxxQQ{_FIELD_BYTES}s"
 )  # magic, kind, version of it, transfer, bytes that follow, fields
 HEAD_BYTES = _HEAD.size
+_KEYED = struct.Struct(f"<{NAME_BYTES}sQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ def _names(body: Payload) -> tuple[Name, ...]:
     return tuple(raw[at : at + NAME_BYTES] for at in range(0, len(raw), NAME_BYTES))
 
 
+def _keyed(body: Payload) -> tuple[tuple[Name, int], ...]:
+    return tuple(_KEYED.iter_unpack(bytes(body)))
+
+
 def _why(body: Payload) -> str:
     return bytes(body).decode(errors="replace")
 
@@ -107,6 +113,9 @@ _FORMS: dict[type[Message], _Form] = {
     Fetched: _form(1, "at:Q"),
     Told: _form(1, "", "what", memoryview, bytes),
     Among: _form(1, "what:I chunk:I layer:I first:I count:I checksum:Q", "body"),
+    HandOn: _form(
+        1, "generation:I", "blocks", lambda blocks: b"".join(_KEYED.pack(*one) for one in blocks), _keyed
+    ),
 }
 _KINDS: tuple[type[Message], ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS, 1)}
@@ -131,6 +140,8 @@ class Head:
         """Of blocks or tokens, in those that have such a thing."""
         if self.kind in (Want, Offer):
             return self.following // NAME_BYTES
+        if self.kind is HandOn:
+            return self.following // _KEYED.size
         return self.fields.get("count", 0)
 
 
@@ -182,6 +193,8 @@ def _limits(head: Head, block_bytes: int) -> tuple[int, int, bool]:
     kind, first, count = head.kind, head.first, head.count
     if kind in (Want, Offer):
         return count * NAME_BYTES, count * NAME_BYTES, 0 < count <= MOST_NAMES
+    if kind is HandOn:
+        return count * _KEYED.size, count * _KEYED.size, 0 < count <= MOST_NAMES
     if kind is Piece:
         fits = 0 < count <= blocks_of_piece(block_bytes) and first + count <= MOST_NAMES
         return count * block_bytes, count * block_bytes, fits

@@ -2,10 +2,10 @@
 
 The puller says Want, Ack, Renew and Abort; the lender says Grant, Piece and End. A Prefill before a Want asks the
 lender to compute what is wanted first; it says Coming until that is done, and then Row. An Offer asks the other end to
-pull, and Settled answers it. Where the bytes of a Piece are not in the message, Placed stands for it and Fetched
-answers (`rooms.py`, `carried.py`); Told is between the libraries that carry them. Nodes that compute a prompt together
-say Among (`split_messages.py`). A transfer's number is the puller's, an offer's is whose it is. It knows no sockets and
-no blocks.
+pull, as a HandOn of one that leaves does, and CopiesKept answers it. Where the bytes of a Piece are not in the message,
+Placed stands for it and Fetched answers (`rooms.py`, `carried.py`); Told is between the libraries that carry them.
+Nodes that compute a prompt together say Among (`split_messages.py`). A transfer's number is the puller's, an offer's
+is whose it is. It knows no sockets and no blocks.
 """
 
 import hashlib
@@ -98,6 +98,16 @@ class Offer:
     transfer: int
     generation: int
     names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandOn:
+    """As an Offer of one that leaves, for memory that is free. Each block comes with the key of the beginning that ends
+    there, as gateways know it, or 0."""
+
+    transfer: int
+    generation: int
+    blocks: tuple[tuple[Name, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +220,7 @@ Message = (
     | Fetched
     | Told
     | Among
+    | HandOn
 )
 
 

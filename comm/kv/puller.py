@@ -151,14 +151,16 @@ class Puller:
         request: int = 0,
         generation: int = 0,
         copies: bool = False,
+        spare: bool = False,
         prompt: Prompt | None = None,
     ) -> int:
         """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
-        seconds. `copies` are kept for others. The owner computes `prompt` first."""
+        seconds. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
+        first."""
         self._numbers += 1
         here = self.store.find(names)
         missing = tuple(names[len(here) :][:MOST_NAMES])
-        blocks = self.store.reserve(len(missing), copies=copies) if missing else []
+        blocks = self.store.reserve(len(missing), copies=copies, spare=spare) if missing else []
         pull = _Pull(
             peer,
             self._numbers,

@@ -18,8 +18,9 @@ class BlockStore(Protocol):
     def find(self, names: Sequence[Name]) -> list[int]:
         """Hold the blocks with these names, the longest run from the first on that is here."""
 
-    def reserve(self, count: int, *, copies: bool) -> list[int]:
-        """Hold up to `count` blocks with unknown content; fewer, where others need the memory more than `copies`."""
+    def reserve(self, count: int, *, copies: bool, spare: bool = False) -> list[int]:
+        """Hold up to `count` blocks with unknown content; fewer, where others need the memory more than `copies`, or
+        where no more is `spare`: nothing is thrown out for that."""
 
     def release(self, blocks: Sequence[int], *, copies: bool = False, awaited: bool = False) -> None:
         """Let them go. A block with a name stays findable until its memory is needed, one of `copies` for longer, one

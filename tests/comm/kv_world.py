@@ -66,8 +66,8 @@ class Store:
         self.held.update(found)
         return found
 
-    def reserve(self, count, *, copies):
-        taken = self.pool.allocate(min(count, self.pool.available))
+    def reserve(self, count, *, copies, spare=False):
+        taken = self.pool.allocate(min(count, self.pool.free if spare else self.pool.available))
         self.held.update(taken)
         for block in taken:
             self.memory[block] = b"?" * BLOCK
@@ -368,7 +368,11 @@ class World:
             transfer = dice.choice(list(node.pulls))
             node.exchange.cancel(transfer)
         elif other is not node and roll < 0.75:
-            node.offers.add(node.exchange.offer(other.address, names[dice.randrange(len(names)) :]))
+            part = names[dice.randrange(len(names)) :]
+            if dice.random() < 0.5:
+                node.offers.add(node.exchange.offer(other.address, part))
+            else:
+                node.offers.add(node.exchange.hand_on(other.address, [(name, 1 << 63) for name in part]))
         elif other is not node:
             generation = other.generation + (dice.random() < 0.05)
             tokens = (*tokens_of(number, length), *range(dice.choice((0, 1))))

@@ -10,7 +10,18 @@ import pytest
 from afserve.clock import MonotonicClock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.forms import HEAD_BYTES, decode, decode_head, encode
-from afserve.comm.kv.messages import MOST_ROW, Ack, Coming, EndTransfer, Offer, Piece, Prefill, Row, Want
+from afserve.comm.kv.messages import (
+    MOST_ROW,
+    Ack,
+    Coming,
+    EndTransfer,
+    HandOn,
+    Offer,
+    Piece,
+    Prefill,
+    Row,
+    Want,
+)
 from afserve.comm.kv.reach import connect, listen_here
 from afserve.comm.kv.socket_wires import SocketWires
 from afserve.comm.transports.entrance import listen_on
@@ -136,6 +147,7 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
     for message in (
         Want(7, 9, 3, names),
         Offer(7, 3, names),
+        HandOn(7, 3, ((names[0], 1 << 63), (names[1], 0))),
         Ack(7, 1, 2),
         EndTransfer(7, "why"),
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),

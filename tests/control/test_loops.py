@@ -25,7 +25,17 @@ from afserve.control.wire.request_values import (
     Tokens,
     first_request,
 )
-from afserve.control.wire.values import Drain, Drained, Gateways, Peers, Serve, Shutdown, ToNode
+from afserve.control.wire.values import (
+    AttentionNodes,
+    AttentionPeer,
+    Drain,
+    Drained,
+    Gateways,
+    Peers,
+    Serve,
+    Shutdown,
+    ToNode,
+)
 from afserve.engine.filler import Filler
 from afserve.engine.scheduling.request import (
     AHEAD_PRIORITY,
@@ -43,7 +53,7 @@ from afserve.errors import (
     ProtocolError,
     RendezvousError,
 )
-from afserve.member import attention_node
+from afserve.member import attention_life, attention_node
 from afserve.placement.placement import LayerPlacement, Placement
 from afserve.tracing.trace import Trace
 from tests.engine.scripted_kv import NoKv
@@ -449,6 +459,24 @@ def test_drained_is_said_when_the_last_end_has_been_acknowledged():
         stream = ScriptedStream([submit(1), Drain()], *quiet, late, [], [Shutdown()])
         loop(ScriptedNode(), stream, ScriptedGateways()).run()
         assert stream.sent.count(Drained()) == bool(late)
+
+
+def test_one_that_leaves_hands_on_its_kv_before_it_says_so_and_the_end_of_a_run_does_not():
+    class Kv(NoKv):
+        def __init__(self):
+            self.asked = []
+
+        def hands_on(self, peers):
+            self.asked.append([peer.address for peer in peers])
+            return len(self.asked) < 3
+
+    told = AttentionNodes(
+        tuple(AttentionPeer(attention_life(n, 0), n != 2, f"unix:{n}") for n in range(1, 4))
+    )
+    for ends, asked in ((False, 3 * [["unix:1", "unix:3"]]), (True, [])):
+        kv, stream = Kv(), ScriptedStream([told, Drain(ends)], [], [], [], [Shutdown()])
+        loop(ScriptedNode(), stream, ScriptedGateways(), kv=kv).run()
+        assert kv.asked == asked and stream.sent.count(Drained()) == 1
 
 
 class ScriptedBank:

@@ -142,5 +142,8 @@ class NoKv(KvMoves):
     def copy_to(self, peers):
         pass
 
+    def hands_on(self, peers):
+        return False
+
     def turn(self):
         return []

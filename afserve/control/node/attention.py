@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from afserve.clock import Clock, MonotonicClock
 from afserve.comm.kv.source import KvSource
+from afserve.comm.kv.split import SplitMember
 from afserve.control.copies import keepers_of
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.node.kept import KeptRequests
@@ -81,7 +82,8 @@ class AttentionLoop:
         self._recorder = Recorder(node, str(attention_node(index)), stream.send)
         self._running = True
         self._was_busy = False
-        self._draining = False
+        self._draining = self._leaves = False
+        self._others: list[SplitMember] = []  # attention nodes that serve
         self._adopting: int | None = None
         self._later: deque[tuple[GenerationRequest, KvSource | None]] = deque()  # nobody waits for these
         self._unsent: list[TokenEvent] = []
@@ -131,6 +133,8 @@ class AttentionLoop:
             self._stream.send(placement_values.Adopted(self._adopting))
             self._adopting = None
         if self._draining and not (self._node.busy or self._kept.wanted or self._kv.holding):
+            if self._leaves and self._kv.hands_on(self._others):
+                return
             self._draining = False
             self._report(at_once=True)
             self._stream.send(values.Drained())
@@ -210,9 +214,10 @@ class AttentionLoop:
                 self._adopting = placement.epoch
             case values.Record():
                 self._recorder.begin(command)
-            case values.Drain():
-                self._draining = True
+            case values.Drain(ends):
+                self._draining, self._leaves = True, not ends
             case values.AttentionNodes(nodes):
+                self._others = keepers_of(nodes, self._index, len(nodes))
                 self._kv.copy_to(keepers_of(nodes, self._index, self._copies))
                 for node in nodes:
                     if node.life.index == self._index:

@@ -239,7 +239,7 @@ class AttentionPeer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionNodes:
-    """To gateways, and to attention nodes that keep copies for each other: all attention nodes that serve. Who is not
+    """To gateways and to attention nodes: all attention nodes that serve. Who is not
     among them is lost.
 
     `refusing` says why new requests are refused; empty, they are taken. `serves`, in the first of these messages to a

@@ -115,6 +115,18 @@ class BlockPool:
         return len(self._free) + sum(len(blocks) for blocks in self._idle)
 
     @property
+    def free(self) -> int:
+        """Blocks in which nothing is."""
+        return len(self._free)
+
+    def idle_names(self) -> list[Hash]:
+        """Of what nobody holds and can be found: what was asked to be kept first, then what was released last; chains
+        from their beginning on."""
+        others = [pair for blocks in (self._cached, self._lapsed) for pair in blocks.items()]
+        order = [sorted(some, key=lambda one: -one[1]) for some in (self.retained.released(), others)]
+        return [self._hash_of[block] for some in order for block, _ in some]
+
+    @property
     def copies(self) -> int:
         """Cached blocks that are kept for another node."""
         return len(self._copies)

@@ -83,6 +83,10 @@ class HeldPrefixes:
         """Of the last blocks of all beginnings that are held."""
         return list(self._key_of)
 
+    def keys_of(self, names: Sequence[Hash]) -> list[int]:
+        """Of each the key of the beginning that ends there, or 0."""
+        return [self._key_of.get(name, 0) for name in names]
+
     def filled(self, name: Hash, key: int) -> None:
         """The block of this name is the last of a beginning; all of them are here."""
         if name in self._key_of:

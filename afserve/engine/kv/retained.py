@@ -48,6 +48,10 @@ class RetainedBlocks:
         for blocks in self._idle.values():
             yield from blocks
 
+    def released(self) -> list[Released]:
+        """Those that nobody holds."""
+        return [one for blocks in self._idle.values() for one in blocks.items()]
+
     def __contains__(self, block: int) -> bool:
         asked = self._asked.get(block)
         return asked is not None and block in self._idle.get(asked[0], ())

@@ -53,11 +53,13 @@ class PooledBlocks:
         """Blocks of a chain that it ever has room for."""
         return self._pool.blocks - self._pool.blocks // _LEFT
 
-    def reserve(self, count: int, *, copies: bool) -> list[int]:
+    def reserve(self, count: int, *, copies: bool, spare: bool = False) -> list[int]:
         if not self._pool.caching:
             return []  # nobody would find them
         left = self._pool.blocks // (_LEFT_BY_COPIES if copies else _LEFT)
         room = self._pool.available - len(self._pool.awaited) - left  # requests wait for those
+        if spare:
+            room = min(room, self._pool.free)
         blocks = self._pool.allocate(max(0, min(count, room)))
         self._held.update(blocks)
         return blocks

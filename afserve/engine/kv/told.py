@@ -52,6 +52,12 @@ class ToldCache:
         if self.events is not None:
             self.events.stored(names, tokens, first, last, salt)
 
+    def inherited(self, blocks: Sequence[tuple[Hash, int]]) -> None:
+        """Blocks with their keys, or 0, that came from a node which leaves."""
+        for name, key in blocks:
+            if key:
+                self.prefixes.filled(name, key)
+
     def gone(self, name: Hash) -> None:
         """It can no longer be found in the cache. May be said of any block."""
         if name in self.prefixes and not (self._below is not None and self._below([name])[0]):

@@ -5,7 +5,7 @@ longer than that would take. Whatever does not come in time is computed. Prompts
 same way (`hand_over.py`), as do those that this node computes for others (`prefilling.py`). It knows no streams.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from afserve.comm.kv.split import SplitMember
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.kv.moving.copying import Copier
 from afserve.engine.kv.moving.hand_over import HandOvers
+from afserve.engine.kv.moving.handing_on import HandingOn
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, Job, Jobs, TurnTime, limit_of
 from afserve.engine.kv.moving.lending import LentBelow
 from afserve.engine.kv.moving.prefilling import Prefilling
@@ -60,10 +61,11 @@ class KvMoves:
         waiting: int = 1024,
         tiers: KvTiers | None = None,
         warn: Callable[[str], None] = lambda line: None,
+        handing_on: HandingOn | None = None,
     ) -> None:
         self._node, self._exchange, self._clock = node, exchange, clock
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._copier, self._tell = copier, tell
+        self._copier, self._tell, self._handing_on = copier, tell, handing_on
         self._restores = Restores(tiers, node, clock, block_size, block_bytes, warn, waiting)
         self._lent_below = LentBelow(exchange, self._restores)
         self._prefilling = Prefilling(node, exchange, clock, block_size, self._limit, self._restores)
@@ -153,6 +155,10 @@ class KvMoves:
         if self._copier is not None:
             self._copier.copy_to(peers)
 
+    def hands_on(self, peers: Sequence[SplitMember]) -> bool:
+        """Whether what this node has still goes to others before it leaves; the first call begins with that."""
+        return self._handing_on is not None and self._handing_on.go_on(peers)
+
     def turn(self) -> list[GenerationRequest]:
         """Once per turn of the loop; requests that wait no more."""
         now = self._clock.now()
@@ -178,6 +184,8 @@ class KvMoves:
         for offer, kept in self._exchange.settled:
             if self._copier is not None:
                 self._copier.settled(offer, kept)
+            if self._handing_on is not None:
+                self._handing_on.settled(offer, kept)
         self._exchange.settled.clear()
         # What was pulled from another node may go on here: its beginning may be in a tier.
         ready = [request for request in ready if not self._restores.restore(request)]

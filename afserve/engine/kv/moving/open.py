@@ -29,6 +29,7 @@ from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.inherited import Inheritance
 from afserve.engine.kv.kept_keys import KeptKeys
 from afserve.engine.kv.moving.copying import Copier
+from afserve.engine.kv.moving.handing_on import HandingOn
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.errors import CheckpointError
@@ -80,6 +81,9 @@ def open_kv(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
         wires = CarriedWires(connected, carrier, memory, kv.block_bytes, place.wake, AwakeClock(most=_GAP))
     exchange = Exchange(node.blocks, wires, clock, shown.generation)
     copier = Copier(node, exchange, kv.block_bytes, clock) if engine.kv_copies else None
+    # What is on a disk is there for other nodes of this host without it.
+    handing_on = None if engine.kv_ssd else HandingOn(node, exchange, kv.block_bytes, clock, place.tell)
+    exchange.on_inherited = node.told.inherited
     wires.start()
     return KvMoves(
         node,
@@ -93,6 +97,7 @@ def open_kv(node: Node, listener: socket.socket, place: KvPlace) -> KvMoves:
         engine.max_waiting,
         open_tiers(node, place),
         place.warn,
+        handing_on,
     )
 
 
