@@ -70,12 +70,14 @@ def test_it_ends_with_its_time_and_beyond_a_share_nothing_is_kept():
     pool.check([])
 
 
-def test_what_is_brought_for_one_request_takes_nothing_that_another_waits_for():
+def test_what_is_brought_for_one_request_takes_of_another_the_end_and_only_where_nothing_else_is():
     pool = BlockPool(64, SIZE, clock=FakeClock(0.0))
     store = PooledBlocks(Cache(pool))
     waited = came(pool, 32, 100)
-    assert len(store.reserve(64, copies=False)) == 64 - 32 - 64 // 32
+    store.release(store.reserve(32, copies=False))
     assert found(pool, waited) == 32
+    assert len(store.reserve(64, copies=False)) == 64 - 64 // 32
+    assert [pool.knows(name) for name in waited] == [True] * 2 + [False] * 30
 
 
 @settings(max_examples=40, deadline=None)

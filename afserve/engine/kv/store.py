@@ -44,8 +44,7 @@ class PooledBlocks:
     def has_room(self, names: Sequence[Name]) -> bool:
         """Whether `reserve` has what is missing of a chain, once those that are here are held."""
         found = self._pool.match(names)
-        awaited = len(self._pool.awaited) - sum(block in self._pool.awaited for block in found)
-        need = len(names) - len(found) + awaited + self._pool.blocks // _LEFT
+        need = len(names) - len(found) + self._pool.blocks // _LEFT
         return self._pool.can_allocate(need, sparing=found)
 
     @property
@@ -57,7 +56,7 @@ class PooledBlocks:
         if not self._pool.caching:
             return []  # nobody would find them
         left = self._pool.blocks // (_LEFT_BY_COPIES if copies else _LEFT)
-        room = self._pool.available - len(self._pool.awaited) - left  # requests wait for those
+        room = self._pool.available - left
         if spare:
             room = min(room, self._pool.free)
         blocks = self._pool.allocate(max(0, min(count, room)))
