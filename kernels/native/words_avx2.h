@@ -171,7 +171,8 @@ INLINE void add_line(const char* at, const int16_t* a, size_t stride, __m256i (&
     }
 }
 
-// One row's: codes 1 and 2 are multiplied where they stand, 4 and 8 bits up, and have sums of their own.
+// One row's sums. Codes 1 and 2 are multiplied where they stand, 4 and 8 bits up, and have sums of their own.
+template <bool E2M1>
 struct OneRow {
   __m256i plain[2], up4[2], up8[2];
 
@@ -195,13 +196,39 @@ struct OneRow {
   }
 };
 
+// Numbers of e2m1 are multiplied 8 bits up, where a byte of a word needs one instruction. 16 products of 12 x 256 and 32,767
+// are less than 2^31.
+template <>
+struct OneRow<true> {
+  __m256i low[2], high[2];
+
+  INLINE explicit OneRow(int32_t) {
+    for (int v = 0; v < 2; v++) low[v] = high[v] = _mm256_setzero_si256();
+  }
+  INLINE void add_line(const char* at, const int16_t* a) {
+    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE));
+    const __m256i code = _mm256_set1_epi8(15), upper = _mm256_set1_epi16(short(0xff00));
+    for (int v = 0; v < 2; v++) {
+      __m256i codes = _mm256_loadu_si256((const __m256i*)(at + v * 32));
+      for (int i = 0; i < 2; i++) {  // bytes of codes i and 2 + i
+        __m256i bytes = _mm256_shuffle_epi8(table, _mm256_and_si256(i ? _mm256_srli_epi16(codes, 4) : codes, code));
+        low[v] = plus_products(low[v], _mm256_slli_epi16(bytes, 8), word_pair(a + i * 2));
+        high[v] = plus_products(high[v], _mm256_and_si256(bytes, upper), word_pair(a + (2 + i) * 2));
+      }
+    }
+  }
+  INLINE __m256i sum(int v) const {
+    return _mm256_add_epi32(_mm256_srai_epi32(low[v], 8), _mm256_srai_epi32(high[v], 8));
+  }
+};
+
 // The sums of one tile of a block: words of its lines have four codes, inputs w % 2, 2 + w % 2, .. of column w / 2. `offset`:
 // of each row, `stride` / 2 apart, what its sums begin with.
 template <int R, bool E2M1>
 INLINE void int4_tile(const int16_t* a, size_t stride, const int32_t* offset, const char* at, const char* early,
                       __m256i (&total)[R][2]) {
-  if constexpr (R == 1 && !E2M1) {
-    OneRow row(*offset);
+  if constexpr (R == 1) {
+    OneRow<E2M1> row(*offset);
 #pragma GCC unroll 1  // GCC keeps nothing in registers where it unrolls all lines
     for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
       _mm_prefetch(early, _MM_HINT_T0);
