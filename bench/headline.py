@@ -41,7 +41,7 @@ def beside_llama(isa: str, batch: int) -> Row:
 def in_avx2() -> Line:
     single, many = (beside_llama("avx2", batch) for batch in (1, _TOGETHER))
     return (
-        f"the same in that hour with AVX2 alone, at batch {_TOGETHER} and at 1",
+        f"the same with AVX2 alone, in an hour of its own, at batch {_TOGETHER} and at 1",
         f"{many['tokens_per_second']:,.0f}, {single['tokens_per_second']:,.0f}",
         f"{times(many['ratio'], 'llama.cpp')} and {times(single['ratio'], 'llama.cpp')} llama.cpp built for AVX2",
         processor(many),
