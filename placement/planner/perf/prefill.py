@@ -17,6 +17,7 @@ from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import Stages, prompt_seconds
 
 Array = NDArray[np.float64]
+_STEP_TOKENS = EngineSettings().prefill_tokens  # of a prompt at most, as the engine is configured by default
 BUSY = 0.8
 """Share of its time that a device may read prompts: at 0.8 a prompt waits for about two others on one device, for less
 than half of one on eight (M/M/c)."""
@@ -82,7 +83,7 @@ def reader(
     own = attention_weight_bytes(shape, precision, 1) + moved
     room = chip.memory * setting.engine.memory
     computed = setting.workload.mean_prompt * (1 - setting.found.found_share)
-    step = EngineSettings().prefill_tokens / computed
+    step = _STEP_TOKENS / computed
     chunk = min(step, 1.0)
     fetching, lag = setting.fetching, 1 / shape.layers
     if experts is not None:
