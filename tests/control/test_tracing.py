@@ -81,6 +81,7 @@ def test_parts_that_no_node_packs_are_refused(text):
         TracePart.unpack(zlib.compress(text.encode()))
 
 
+@pytest.mark.slow
 def test_a_part_that_unpacks_to_much_more_is_refused():
     with pytest.raises(ProtocolError, match="characters"):
         TracePart.unpack(zlib.compress(b" " * (64 << 20)))

@@ -52,6 +52,7 @@ def fields_of(name):
     return {"block_size": 16} if name == "llama4" else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), SPLIT)
 def test_the_tokens_are_those_of_one_device(name, devices, source_of):
     source, asked, joint = source_of(name), requests(prompts()), CountedJoint()

@@ -102,6 +102,7 @@ def check(drafted, model):
                 assert int(model(torch.tensor([tokens + draft[:at]])).logits[0, -1].argmax()) == token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DENSE)
 def test_drafts_are_those_of_transformers_and_answers_those_without(
     name, tiny_checkpoint, small, drafted, models
@@ -117,6 +118,7 @@ def test_drafts_are_those_of_transformers_and_answers_those_without(
     check(drafted, transformers.AutoModelForCausalLM.from_pretrained(small(name)).eval())
 
 
+@pytest.mark.slow
 def test_a_model_with_experts_that_is_always_right(tiny_checkpoint, oracle, drafted, models):
     """The served checkpoint itself, with all of its layers in one group: every draft is accepted, so that the last
     token of each was never read, and a step makes four tokens."""
@@ -132,6 +134,7 @@ def test_a_model_with_experts_that_is_always_right(tiny_checkpoint, oracle, draf
     check(drafted, oracle("qwen3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, tiny_checkpoint, small, models):
     """Of requests of all kinds, in a cache that is too small for them: some are preempted in mid-draft."""
@@ -142,6 +145,7 @@ def test_all_is_told_as_without_drafts(place, tiny_checkpoint, small, models):
         assert answered(source, place, asked, f"model:{folder}{count}", **fields) == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [("v3", {"expert_dtype": "int4"}), ("qwen3-next", {}), ("mixtral-window", {"kv_dtype": "int8"})],
@@ -155,6 +159,7 @@ def test_any_model_may_have_one(name, fields, tiny_checkpoint, small):
         assert answered(source, place, asked, f"model:{small('qwen3')}:3", **fields) == plain
 
 
+@pytest.mark.slow
 def test_texts_of_a_cache_that_is_too_small_are_read_again(tiny_checkpoint, small, models):
     """The oldest texts give their blocks; what was guessed is never found as if it were known."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
@@ -165,6 +170,7 @@ def test_texts_of_a_cache_that_is_too_small_are_read_again(tiny_checkpoint, smal
     assert node.stats().preemptions and node.stats().drafts.tokens > 200
 
 
+@pytest.mark.slow
 def test_the_node_that_decodes_is_lost_in_mid_draft(tiny_checkpoint):
     """Another one goes on, and its draft model reads what it has not seen."""
     folder = tiny_checkpoint("qwen3")

@@ -107,6 +107,7 @@ def rows_and_sequences(count: int, vocabulary: int) -> tuple[torch.Tensor, list[
     return rows, sequences
 
 
+@pytest.mark.slow
 def test_10_000_rows_of_one_batch_are_those_of_the_reference_and_of_any_other_batch(monkeypatch):
     monkeypatch.setattr(sampling, "NUCLEUS", 16)  # the nucleus of many rows has more tokens
     rows, sequences = rows_and_sequences(10_000, 40)

@@ -161,6 +161,7 @@ class Reference:
         return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_drafts_are_those_of_a_plain_reference_and_answers_those_without(
     form, tiny_checkpoint, oracle, tmp_path
@@ -186,6 +187,7 @@ def check(told, reference):
         assert drafted == reference.draft(tokens, len(drafted))
 
 
+@pytest.mark.slow
 def test_what_was_right_is_gone_on_with(tiny_checkpoint, oracle, tmp_path):
     """A head that knows three tokens, and answers of no others: some of what it drafts is right."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
@@ -222,6 +224,7 @@ def test_all_is_told_as_without_drafts(place, tiny_checkpoint, tmp_path):
     assert drafted == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
@@ -245,6 +248,7 @@ def test_any_model_may_have_a_head(family, fields, tiny_checkpoint, tmp_path):
         assert answered(source, place, asked, f"eagle3:{head}:3", **fields) == plain
 
 
+@pytest.mark.slow
 def test_what_was_found_or_handed_over_is_drafted_for_as_well(tiny_checkpoint, tmp_path):
     """The head's keys of a prompt come with its blocks: the same tokens are drafted there."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")

@@ -87,6 +87,7 @@ def run(cluster, requests):
     return tokens, last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_answer_follows_its_schema(nano, tokenizer, temperature):
     prompt = tokenizer.encode("def size():")

@@ -163,6 +163,7 @@ def test_schemas_that_cannot_be_followed(compiler, schema):
     assert told_well(check(compiler, lambda param: of_schema(schema, param)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

@@ -123,6 +123,7 @@ def test_a_block_that_nobody_can_find_is_not_told():
     assert events.take_news() == [BlocksCleared()] and not events.take_news()
 
 
+@pytest.mark.slow
 def test_what_nobody_takes_stays_bounded_and_ends_in_a_new_beginning():
     pool = BlockPool(2, SIZE)
     events, name = CacheEvents(pool), b"a" * 16

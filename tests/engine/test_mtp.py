@@ -36,6 +36,7 @@ def held_out(count, tokens, params):
     return [GenerationRequest(i, prompt, params) for i, prompt in enumerate(ids)]
 
 
+@pytest.mark.slow
 def test_nano_drafts_three_of_four_tokens_right_and_answers_the_same():
     asked = held_out(6, 120, SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True))
     plain, node = colocated(SOURCE, config(**ROOMY)), colocated(SOURCE, config(**ROOMY, draft="mtp:1"))

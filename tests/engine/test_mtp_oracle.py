@@ -68,6 +68,7 @@ def named(layer, name, tensor):
     return {layer + name: tensor.contiguous()}
 
 
+@pytest.mark.slow
 def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
     oracle, source = model
     wanted, found = {}, {}
@@ -100,6 +101,7 @@ def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
         assert found[length][1] == pytest.approx(wanted[length][1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypatch):
     """transformers does not generate with it: its decoder layer and norms, over all rows of what was answered."""
     kind, folder = "Qwen3Next", tmp_path / "next"

@@ -74,6 +74,7 @@ def test_replicated_experts(name, tiny_checkpoint, expected):
     assert collect(cluster.run(requests(prompts()))) == expected(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_prefix_cache_hits(name, tiny_checkpoint, expected):
     source = ModelSource(str(tiny_checkpoint(name)), name)

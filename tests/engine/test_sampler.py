@@ -69,6 +69,7 @@ def test_top_k(k):
     assert set(draws(row, 600, top_k=k)) <= allowed
 
 
+@pytest.mark.slow
 def test_top_p_keeps_the_smallest_sufficient_set():
     row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [1e-30] * 8).log()
     assert set(draws(row, 500, top_p=0.79)) == {0, 1}

@@ -52,6 +52,7 @@ STEP_VISION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_step3p7(name, tmp_path):
     import transformers

@@ -14,6 +14,7 @@ from tests.families.tiny import LARGE
 SHAPES = [pytest.param(name, marks=pytest.mark.long if name.startswith("whole") else ()) for name in LARGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_many_experts(name, checkpoint, truth, continued):
     source = ModelSource(str(checkpoint(name)), name)

@@ -104,6 +104,7 @@ def test_a_fault_rests_the_pilot_and_goes_no_further(caplog):
     assert one.view().counts["advised"] == 1
 
 
+@pytest.mark.slow
 def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
     told = Told(sizes=PoolSizes(1, 1, 1))
     one = PilotLoop(ADVISE, told.policy, told.seen, done, FakeClock())

@@ -33,6 +33,7 @@ def test_load_that_triples_is_followed_at_once_and_its_fall_after_a_while():
     assert fallen[0].at >= more[-1].at + told.rules.hold, "fewer nodes were enough for a while first"
 
 
+@pytest.mark.slow
 def test_each_pool_follows_its_own_part_of_the_load():
     told = Told(prompt=4000, answer=20)
     told.play(10, 3000)
@@ -42,6 +43,7 @@ def test_each_pool_follows_its_own_part_of_the_load():
     assert reading.prefill > told.sizes.prefill and reading.decode < told.sizes.decode
 
 
+@pytest.mark.slow
 def test_a_steady_load_is_left_alone():
     told = Told()
     told.play(20, 7000)
@@ -78,6 +80,7 @@ def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
     assert 10 <= told.sizes.total <= 12 and told.limits.allow(told.sizes)
 
 
+@pytest.mark.slow
 def test_sums_that_fall_as_a_node_goes_say_nothing():
     told = Told()
     told.play(20, 2800)
@@ -87,6 +90,7 @@ def test_sums_that_fall_as_a_node_goes_say_nothing():
     assert told.play(20, 1000) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6))
 def test_limits_hold_and_changes_are_apart_whatever_comes(seed):

@@ -109,6 +109,7 @@ def test_what_is_wrong_is_one_line(tmp_path, raw, why):
     )
 
 
+@pytest.mark.slow
 def test_any_cut_is_one_line_or_harmless():
     raw = model_file()
     for size in range(0, len(raw), 7):
