@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
 from torch import Tensor
 
 from afserve.comm.m2n.link_contract import Link
@@ -92,8 +91,7 @@ class GraphRunner(Generic[T]):
         if not self._link.held(layers.index):
             return (yield from layers.run_again(step))
         if computed.expert_LTK is not None:
-            for expert_TK in computed.expert_LTK[:, : step.tokens].clone():
-                layers.load.note(layers.index, expert_TK)
+            layers.load.note_layers(layers.index, computed.expert_LTK[:, : step.tokens].clone())
         layers.load.commit(layers.index, step.decodes)
         return computed.x_TH[: step.tokens]
 
@@ -135,8 +133,7 @@ class GraphRunner(Generic[T]):
             next(run)
         except StopIteration as ended:
             x_TH: Tensor = ended.value
-            noted = layers.load.take_noted(layers.index)
-            return _Computed(x_TH, torch.stack(noted) if noted else None)
+            return _Computed(x_TH, layers.load.take_noted(layers.index))
         run.close()
         raise NotRecordable("the host has to wait for expert nodes")
 

@@ -4,6 +4,8 @@ Used by the thread that steps the node and by nobody else: what was counted leav
 nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E experts.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,11 +22,10 @@ class Waiting:
 
     def __init__(self, layers: int, experts: int, device: torch.device) -> None:
         self._counted_LE = torch.zeros((layers, experts), dtype=torch.int64, device=device)
-        self._steps: list[list[Tensor]] = []
+        self._steps: list[Tensor] = []
 
-    def add(self, step: list[Tensor]) -> None:
-        """One tensor of expert ids per layer."""
-        self._steps.append(step)
+    def add(self, expert_LTK: Tensor) -> None:
+        self._steps.append(expert_LTK)
         if len(self._steps) == KEPT:
             self._count()
 
@@ -36,9 +37,9 @@ class Waiting:
         return taken_LE
 
     def _count(self) -> None:
-        for layer, ids in enumerate(zip(*self._steps, strict=True)):
-            expert_N = torch.cat([expert_TK.flatten() for expert_TK in ids]).long()
-            self._counted_LE[layer].scatter_add_(0, expert_N, torch.ones_like(expert_N))
+        if self._steps:
+            expert_LN = torch.cat(self._steps, 1).flatten(1).long()
+            self._counted_LE.scatter_add_(1, expert_LN, torch.ones_like(expert_LN))
         self._steps.clear()
 
 
@@ -49,8 +50,8 @@ class ExpertLoad:
         self, layers: int, experts: int, micro_batches: int, device: torch.device, predictors: int = 0
     ) -> None:
         """The last `predictors` of the layers are no part of steps."""
-        self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]
-        self.newest: list[list[Tensor]] = [[]] * micro_batches  # of the last step, layer by layer
+        self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]  # (some layers, T, K) each
+        self.newest: list[Sequence[Tensor]] = [()] * micro_batches  # of the last step, layer by layer
         own = layers - predictors
         self._decode, self._prefill = (Waiting(own, experts, device) for _ in range(2))
         self._predicted = [Waiting(predictors, experts, device) for _ in range(2)]  # decoding, prompts
@@ -58,12 +59,17 @@ class ExpertLoad:
         self._touched: dict[int, int] = {}
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
-        self._noted[micro_batch].append(expert_TK)
+        """Of the next layer."""
+        self._noted[micro_batch].append(expert_TK[None])
 
-    def take_noted(self, micro_batch: int) -> list[Tensor]:
-        """What was noted of a step, for who notes it another way."""
+    def note_layers(self, micro_batch: int, expert_LTK: Tensor) -> None:
+        """Of the next so many layers."""
+        self._noted[micro_batch].append(expert_LTK)
+
+    def take_noted(self, micro_batch: int) -> Tensor | None:
+        """What was noted of a step, (L, T, K), for who notes it another way."""
         noted, self._noted[micro_batch] = self._noted[micro_batch], []
-        return noted
+        return noted[0] if len(noted) == 1 else torch.cat(noted) if noted else None
 
     def drop(self, micro_batch: int) -> None:
         """The step ended in the middle; it will be computed again."""
@@ -71,19 +77,21 @@ class ExpertLoad:
 
     def commit(self, micro_batch: int, decodes: int) -> None:
         """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
-        noted, self._noted[micro_batch] = self._noted[micro_batch], []
-        self.newest[micro_batch] = noted
-        tokens = noted[0].shape[0] if noted else 0
         self._commits += 1
-        if decodes == tokens > 0 and self._commits % _COUNTED == 0:
-            chosen_TK = noted[self._commits // _COUNTED % len(noted)]
+        noted_LTK = self.take_noted(micro_batch)
+        if noted_LTK is None:
+            self.newest[micro_batch] = ()
+            return
+        self.newest[micro_batch] = noted_LTK
+        if decodes == noted_LTK.shape[1] > 0 and self._commits % _COUNTED == 0:
+            chosen_TK = noted_LTK[self._commits // _COUNTED % len(noted_LTK)]
             if chosen_TK.is_cpu and chosen_TK.numel() <= _MOST:
                 self._touched[micro_batch] = len({*chosen_TK.flatten().tolist()} - {_NONE})
-        _share(noted, decodes, self._decode, self._prefill)
+        _share(noted_LTK, decodes, self._decode, self._prefill)
 
     def predicted(self, expert_TK: Tensor, decodes: int) -> None:
         """The layer of multi-token prediction ran for these rows, the first `decodes` of which were no prompt's."""
-        _share([expert_TK], decodes, *self._predicted)
+        _share(expert_TK[None], decodes, *self._predicted)
 
     def touched(self, micro_batch: int) -> int | None:
         """Distinct experts of one layer in its last step, if they were counted: now and then, and on no device."""
@@ -98,12 +106,11 @@ class ExpertLoad:
         )
 
 
-def _share(noted: list[Tensor], decodes: int, decode: Waiting, prefill: Waiting) -> None:
-    tokens = noted[0].shape[0] if noted else 0
-    if decodes == tokens:
-        decode.add(noted)
+def _share(expert_LTK: Tensor, decodes: int, decode: Waiting, prefill: Waiting) -> None:
+    if decodes == expert_LTK.shape[1]:
+        decode.add(expert_LTK)
     elif not decodes:
-        prefill.add(noted)
+        prefill.add(expert_LTK)
     else:
-        decode.add([expert_TK[:decodes] for expert_TK in noted])
-        prefill.add([expert_TK[decodes:] for expert_TK in noted])
+        decode.add(expert_LTK[:, :decodes])
+        prefill.add(expert_LTK[:, decodes:])

@@ -136,6 +136,7 @@ def fits_one_call(step: StepInput, meter: Meter) -> bool:
 
 def note_stacked(done: Stacked, layers: LayerRunner[T]) -> None:
     """What the layers of one call chose, and how long their experts took."""
-    for expert_TK in done.expert_LTK:
-        layers.load.note(layers.index, expert_TK)
-    layers.meter.computed(len(done.expert_LTK) - (done.stopped is not None), done.ffn_seconds, done.waited)
+    count = done.expert_LTK.shape[0]
+    if count:
+        layers.load.note_layers(layers.index, done.expert_LTK)
+    layers.meter.computed(count - (done.stopped is not None), done.ffn_seconds, done.waited)
