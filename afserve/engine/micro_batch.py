@@ -215,8 +215,9 @@ class MicroBatch(Generic[T]):
             id(f.sequence): f
             for f in self._scheduler.commit(plan, [run for run, _ in accepted.values()], failures)
         }
-        if not plan.draws and any(chunk.sequence.wants_routed for chunk in plan.chunks):
-            note_routed(plan, failures, self._load.newest[self.index], self._model.spec.experts)
+        chosen_LTK = None if plan.draws else self._load.newest[self.index]
+        if chosen_LTK is not None and any(chunk.sequence.wants_routed for chunk in plan.chunks):
+            note_routed(plan, failures, chosen_LTK, self._model.spec.experts)
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]

@@ -19,8 +19,8 @@ _LOOKS = tl.constexpr(64)  # at a flag between two at the host's word, which lie
 
 @triton.jit
 def typed(address, dtype: tl.constexpr):
-    """A pointer to `dtype` from an address that is a number."""
-    return address.to(tl.pointer_type(dtype))
+    """A pointer to `dtype` from an address that is a number, of 32 bits where it is a low one of a host."""
+    return address.to(tl.int64).to(tl.pointer_type(dtype))
 
 
 @triton.jit

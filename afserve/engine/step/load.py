@@ -4,8 +4,6 @@ Used by the thread that steps the node and by nobody else: what was counted leav
 nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E experts.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -51,7 +49,7 @@ class ExpertLoad:
     ) -> None:
         """The last `predictors` of the layers are no part of steps."""
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]  # (some layers, T, K) each
-        self.newest: list[Sequence[Tensor]] = [()] * micro_batches  # of the last step, layer by layer
+        self.newest: list[Tensor | None] = [None] * micro_batches  # of the last step, (L, T, K)
         own = layers - predictors
         self._decode, self._prefill = (Waiting(own, experts, device) for _ in range(2))
         self._predicted = [Waiting(predictors, experts, device) for _ in range(2)]  # decoding, prompts
@@ -78,11 +76,9 @@ class ExpertLoad:
     def commit(self, micro_batch: int, decodes: int) -> None:
         """All layers of a step were noted. Its first `decodes` tokens were no prompt's (`StepPlan.decodes`)."""
         self._commits += 1
-        noted_LTK = self.take_noted(micro_batch)
+        noted_LTK = self.newest[micro_batch] = self.take_noted(micro_batch)
         if noted_LTK is None:
-            self.newest[micro_batch] = ()
             return
-        self.newest[micro_batch] = noted_LTK
         if decodes == noted_LTK.shape[1] > 0 and self._commits % _COUNTED == 0:
             chosen_TK = noted_LTK[self._commits // _COUNTED % len(noted_LTK)]
             if chosen_TK.is_cpu and chosen_TK.numel() <= _MOST:

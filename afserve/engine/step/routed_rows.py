@@ -3,9 +3,8 @@
 Shapes: T tokens of the step, N of one sequence, K top-k, L MoE layers.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 
-import torch
 from torch import Tensor
 
 from afserve.engine.scheduling.routed_experts import RoutedExperts, joined, width_of
@@ -15,7 +14,7 @@ from afserve.engine.scheduling.step_plan import StepPlan
 _WORDS = {1: "u1", 2: "<u2", 4: "<u4"}
 
 
-def note_routed(plan: StepPlan, failed: Container[int], expert_LTK: Sequence[Tensor], experts: int) -> None:
+def note_routed(plan: StepPlan, failed: Container[int], expert_LTK: Tensor, experts: int) -> None:
     """Of each chunk of a booked step that did not fail, by its index, the tokens that were confirmed. What a sequence
     knows already was computed once more."""
     first = 0
@@ -36,7 +35,7 @@ def take_routed(sequence: Tokens) -> RoutedExperts | None:
     return found
 
 
-def _of_rows(expert_LTK: Sequence[Tensor], rows: slice, experts: int) -> RoutedExperts:
-    expert_NLK = torch.stack([expert_TK[rows] for expert_TK in expert_LTK], 1).cpu()
+def _of_rows(expert_LTK: Tensor, rows: slice, experts: int) -> RoutedExperts:
+    expert_NLK = expert_LTK[:, rows].transpose(0, 1).contiguous().cpu()
     width, (_, layers, top_k) = width_of(experts), expert_NLK.shape
     return RoutedExperts(layers, top_k, width, expert_NLK.numpy().astype(_WORDS[width]).tobytes())

@@ -83,8 +83,11 @@ class PromptsEndpoint(ABC, Generic[T]):
                     ones = [
                         group.create_task(self._one(model, task, number)) for number in range(task.choices)
                     ]
-            except* AfserveError as failed:
-                raise failed.exceptions[0] from None
+            except BaseExceptionGroup as failed:
+                known, others = failed.split(AfserveError)
+                if known is None or others is not None:
+                    raise
+                raise known.exceptions[0] from None
         return [one.result() for one in ones]
 
     async def _one(self, model: Hosted, task: Task, number: int) -> T:
