@@ -102,6 +102,16 @@ def dial_stopped(pipe):
             pipe.send(str(error))
 
 
+def stop(pid):
+    """All of its threads: each of them takes the signal when its turn comes."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = [Path(f"/proc/{pid}/task/{one.id}/stat") for one in psutil.Process(pid).threads()]
+    until = time.monotonic() + 30
+    while any(path.read_text().rsplit(")", 1)[1].split()[0] != "T" for path in threads):
+        assert time.monotonic() < until, "it goes on"
+        time.sleep(0.001)
+
+
 @pytest.mark.process
 def test_a_stopped_expert_node_is_named_in_time_and_holds_no_process(start):
     """Its kernel takes connections, and then nobody says anything."""
@@ -109,7 +119,7 @@ def test_a_stopped_expert_node_is_named_in_time_and_holds_no_process(start):
     assert theirs.poll(60)
     address = theirs.recv()
     dialler, mine = start(dial_stopped)
-    os.kill(expert.pid, signal.SIGSTOP)
+    stop(expert.pid)
     for _ in range(2):
         mine.send(address)
         assert mine.poll(60), "it waits for ever"
@@ -126,7 +136,7 @@ def test_a_node_that_stops_while_it_is_joined_is_named_in_time(start, call):
     assert theirs.poll(60)
     host, port = theirs.recv().split(":")[1:]
     meeting = groups.join_store(host, int(port), "expert-0", 10.0)
-    os.kill(expert.pid, signal.SIGSTOP)
+    stop(expert.pid)
     if call == "door":
         with pytest.raises(RendezvousError, match="expert-0 said nothing for 1 s"):
             venue.dial_by_store(meeting, "expert-0", 1.0)
