@@ -33,15 +33,8 @@ class Gating:
     @property
     def odd(self) -> str:
         """What it is called where only some backends know it; empty for SiLU and for gpt-oss' clamped one."""
-        return (
-            "GELU"
-            if self.gelu
-            else "a bounded SwiGLU"
-            if self.bounded
-            else "ReLU squared"
-            if self.squared
-            else ""
-        )
+        named = ((self.gelu, "GELU"), (self.bounded, "a bounded SwiGLU"), (self.squared, "ReLU squared"))
+        return next((name for is_so, name in named if is_so), "")
 
     @property
     def projections(self) -> int:

@@ -39,7 +39,7 @@ class Drafting:
         self._searching = [drafter for drafter in drafters if drafter.name in SEARCHERS]
         self._price, self._most, self._behind = price, most, behind
         self._left = 0  # steps until somebody is asked again
-        self._rested, self._rested_seconds = 0, 0.0  # steps since a step was measured
+        self._rested_seconds = 0.0  # of steps since a step was measured
         self._asking = 0.0  # seconds that looking at the last steps took, searches apart
         # By order, what was guessed for the step that runs.
         self._asked: dict[int, Ideas] = {}
@@ -123,14 +123,13 @@ class Drafting:
 
     def rest_step(self, seconds: float) -> None:
         """A step is over before which nobody was asked."""
-        self._rested += 1
         self._rested_seconds += seconds
 
     def note_step(self, step: RanStep, clock: Callable[[], float]) -> None:
         """Any other one."""
         began, asking = clock(), max(self._asking, 0.0)
-        step = step._replace(rested=self._rested, rested_seconds=self._rested_seconds, asking=asking)
-        self._rested, self._rested_seconds = 0, 0.0
+        step = step._replace(rested_seconds=self._rested_seconds, asking=asking)
+        self._rested_seconds = 0.0
         with self._adviser.guarded(began):
             self._price.step_measured(step)
         self._asking = clock() - began

@@ -31,7 +31,7 @@ class RanStep(NamedTuple):
     `pool`: rows of others that were in the experts' calls beside its own, in the mean over layers. `touched`: distinct
     experts of one layer that its rows chose; None where nobody counted. `mixed`: some rows were prompts'. `passes`:
     seconds of a layer that guessed behind it, which are not in `seconds`. `asking`: of whoever looked at it, searches
-    apart. `rested` steps before it, which nobody looked at, took `rested_seconds` in all."""
+    apart. `rested_seconds`: of the steps before it that nobody looked at."""
 
     rows: int
     drafted: int
@@ -42,7 +42,6 @@ class RanStep(NamedTuple):
     passes: float = 0.0
     asking: float = 0.0
     verified: Many[Verified] = ()
-    rested: int = 0
     rested_seconds: float = 0.0
 
 
