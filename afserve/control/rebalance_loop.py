@@ -5,7 +5,7 @@ What comes of it is an event like any other; `place` carries it into the members
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
@@ -18,12 +18,18 @@ _AGAIN = 0.25  # seconds between two tries to find places, at least
 
 
 class RebalanceLoop:
-    """`ended` says that nothing is to be found any more."""
+    """`ended` says that nothing is to be found any more; `pause` waits so many seconds until the next try."""
 
     def __init__(
-        self, balancing: Balancing, clock: Clock, place: Callable[[Place], None], ended: Callable[[], bool]
+        self,
+        balancing: Balancing,
+        clock: Clock,
+        place: Callable[[Place], None],
+        ended: Callable[[], bool],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._balancing, self._clock, self._place, self._ended = balancing, clock, place, ended
+        self._pause = pause
         # What only advises: an exception there must not end serving.
         self._balance_advice = Adviser("balancing experts")
         self._placing_advice = Adviser("finding places for experts")
@@ -51,7 +57,7 @@ class RebalanceLoop:
             with self._placing_advice.guarded(now):
                 place = await self._think_out(asked, now)
                 break
-            await asyncio.sleep(max(_AGAIN, self._placing_advice.rest_left(now)))
+            await self._pause(max(_AGAIN, self._placing_advice.rest_left(now)))
         else:
             return
         if place is not None:

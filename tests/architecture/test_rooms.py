@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,11 @@ ROOMS = (
 )
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.load", "os.system"}
+EVERYBODYS = re.compile(
+    r"""setattr\(\s*"?(?:[\w.]+\.)?"""
+    r"(?:asyncio|heapq|logging|os|random|select|shutil|signal|socket|subprocess|threading|time)"
+    r"""(?:\s*,|\.\w+")"""
+)
 
 
 @functools.cache
@@ -213,3 +219,19 @@ def test_the_two_wings_of_placement_do_not_know_each_other() -> None:
             for one, other in (("optimizer", "planner"), ("planner", "optimizer")):
                 if wing == ["afserve", "placement", one]:
                     assert not target.startswith(f"afserve.placement.{other}"), f"{path}:{line}: {target}"
+
+
+def test_no_test_replaces_what_other_threads_of_its_process_call() -> None:
+    """`tests.patching.patch_library` replaces it for one module."""
+    for found in (
+        'setattr(os, "pread", x)',
+        'setattr("a.b.asyncio.sleep", x)',
+        "setattr(\n    a.time, 'x', 1)",
+    ):
+        assert EVERYBODYS.search(found), found
+    assert not EVERYBODYS.search('setattr(aside, "time", x)') and not EVERYBODYS.search(
+        'setattr("a.time", x)'
+    )
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    found = {str(path.relative_to(ROOT)) for path, text in texts.items() if EVERYBODYS.search(text)}
+    assert found == {"tests/architecture/test_rooms.py", "tests/patching.py"}

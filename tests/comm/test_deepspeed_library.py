@@ -11,6 +11,7 @@ import pytest
 from afserve.comm.disk import deepspeed_library as library
 from afserve.launch.plan import checkup_disk
 from afserve.launch.plan.checkup_disk import NOTE, OK
+from tests.patching import patch_library
 
 BUILDS = """
 import os
@@ -51,9 +52,11 @@ def test_libraries_are_those_of_these_versions(tmp_path, monkeypatch):
 
 def test_what_is_lacking_is_named(monkeypatch):
     found = {"deepspeed": None}
-    monkeypatch.setattr(library.util, "find_spec", lambda name: found[name])
+    patch_library(monkeypatch, library, "util", find_spec=lambda name: found[name])
     monkeypatch.setattr(library, "_has_libaio", lambda: False)
-    monkeypatch.setattr(library.shutil, "which", lambda name, path=None: None if name == "ninja" else name)
+    patch_library(
+        monkeypatch, library, "shutil", which=lambda name, path=None: None if name == "ninja" else name
+    )
     assert library.lacking() == (
         "pip install 'afserve[deepspeed]'; apt install libaio-dev (libaio-devel elsewhere)"
     )
@@ -61,12 +64,14 @@ def test_what_is_lacking_is_named(monkeypatch):
     assert library.lacking().startswith("pip install ninja; apt install libaio-dev")
     monkeypatch.setattr(library, "_has_libaio", lambda: True)
     assert library.lacking() == "pip install ninja"
-    monkeypatch.setattr(library.shutil, "which", lambda name, path=None: name)
+    patch_library(monkeypatch, library, "shutil", which=lambda name, path=None: name)
     assert library.lacking() == ""
-    monkeypatch.setattr(library.shutil, "which", lambda name, path=None: None if name == "c++" else name)
+    patch_library(
+        monkeypatch, library, "shutil", which=lambda name, path=None: None if name == "c++" else name
+    )
     monkeypatch.delenv("CXX", raising=False)
     assert library.lacking().startswith("apt install g++ libaio-dev")
-    monkeypatch.setattr(library.sys, "platform", "darwin")
+    patch_library(monkeypatch, library, "sys", platform="darwin")
     assert library.lacking() == "it needs Linux"
 
 

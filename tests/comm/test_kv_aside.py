@@ -6,6 +6,7 @@ import pytest
 
 from afserve.comm.kv import aside
 from afserve.comm.kv.aside import Aside
+from tests.patching import patch_library
 
 ALL, HERE = {0, 1, 2}, 1
 
@@ -17,9 +18,8 @@ class Core:
         self.now, self.takes, self.cores, self.asked, self.may = 50.0, 0.0, ALL, [], True
         monkeypatch.setattr(aside, "monotonic", lambda: self.now)
         monkeypatch.setattr(aside, "this_core", lambda: HERE)
-        monkeypatch.setattr(os, "sched_yield", self.give)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(self.cores))
-        monkeypatch.setattr(os, "sched_setaffinity", self.move)
+        cores = {"sched_getaffinity": lambda thread: set(self.cores), "sched_setaffinity": self.move}
+        patch_library(monkeypatch, aside, "os", sched_yield=self.give, **cores)
 
     def give(self):
         self.now += self.takes

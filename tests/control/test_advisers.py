@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from afserve.adviser import FIRST_SECONDS, LONGEST_SECONDS, Adviser
 from afserve.clock import FakeClock
 from afserve.comm.kv.split import SplitMember
+from afserve.control import request_trace
 from afserve.control.admission import Admission, Objectives
 from afserve.control.affinity import Affinity
 from afserve.control.controller import Controller
@@ -20,6 +21,7 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.control.membership.events import Happening, Incident, Left, Replan, Said, Start, Ticked
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.moves import Moves
+from afserve.control.node import spans as spans_thread
 from afserve.control.node.counts import DrawnCounts
 from afserve.control.node.heartbeat import HeartbeatThread
 from afserve.control.node.journal import Journal
@@ -31,6 +33,7 @@ from afserve.control.node.stream import ControlStream
 from afserve.control.node.tracing import TraceSender
 from afserve.control.node.work_spans import WorkSpans
 from afserve.control.prompts import Prompts
+from afserve.control.rebalance_loop import RebalanceLoop
 from afserve.control.request_trace import RequestTrace
 from afserve.control.requests import Requests
 from afserve.control.wire.placement_values import Routed
@@ -57,6 +60,7 @@ from afserve.tracing.trace import Trace
 from tests.control.test_controller import RUN, TOKEN
 from tests.control.test_moving import play
 from tests.control.test_scaling import served
+from tests.patching import patch_library
 
 
 class Oops(Exception):
@@ -210,8 +214,8 @@ def test_places_for_experts_are_looked_for_again(controller, lost, monkeypatch, 
 
     for name in ("plan_over", "plan_without"):
         monkeypatch.setattr(controller.balancing, name, third_time)
-    monkeypatch.setattr("afserve.control.rebalance_loop.asyncio.sleep", sleep)
-    asyncio.run(controller.rebalancing.replan_places(Replan(frozenset({0}), lost)))
+    loop = RebalanceLoop(controller.balancing, FakeClock(), controller._on, lambda: False, sleep)
+    asyncio.run(loop.replan_places(Replan(frozenset({0}), lost)))
     controller.check()
     assert len(tries) == 3 and slept == [1.0, 2.0] and len(told(caplog)) == 1
 
@@ -275,7 +279,7 @@ def test_a_request_is_answered_though_it_cannot_be_drawn(monkeypatch, caplog):
     one.token()
     one.end()
     drawn.counts("refused", {"ttft": 1})
-    monkeypatch.setattr("afserve.control.request_trace.heapq.heappop", broken)
+    patch_library(monkeypatch, request_trace, "heapq", heappop=broken)
     drawn._advice._until = 0.0
     drawn.begin().end()
     assert len(told(caplog)) >= 1
@@ -331,7 +335,7 @@ def test_recordings_and_traces_of_a_node_cost_no_step(monkeypatch, caplog):
     assert work.stats().messages
     work.close()
     spans = NodeSpans("http://127.0.0.1:9", "a")
-    monkeypatch.setattr("afserve.control.node.spans.threading.Thread", broken)
+    patch_library(monkeypatch, spans_thread, "threading", Thread=broken)
     spans.put({})
     journal = Journal("attention-0", broken)
     parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from afserve.cli.bench import calibrate
 from afserve.cli.bench.calibrate import _CROWDED, Grid, changed, deployments, rows, stolen, wholes
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.ours import Shape, Turn
@@ -24,6 +25,7 @@ from afserve.launch.plan.models import find_model
 from afserve.placement.planner.perf.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
 from bench.planner_self import judged_all, main, summaries
+from tests.patching import patch_library
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
@@ -69,7 +71,7 @@ def test_where_no_step_is_one_call_none_is_measured(monkeypatch: pytest.MonkeyPa
 def test_an_unknown_model_is_one_line_on_a_busy_machine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (9.0, 9.0, 9.0))
+    patch_library(monkeypatch, calibrate, "os", getloadavg=lambda: (9.0, 9.0, 9.0))
     assert run(["bench", "calibrate", "--model", "nosuch", "--out", str(tmp_path / "rows.jsonl")]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: --model nosuch") and printed.err.count("\n") == 1

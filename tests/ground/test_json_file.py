@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from afserve import json_file
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_model
 from afserve.errors import CheckpointError, ConfigError
@@ -16,6 +17,7 @@ from afserve.models.shards import INDEX
 from afserve.models.weights import Checkpoint
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer, eos_ids, special_tokens
+from tests.patching import patch_library
 
 BAD = {
     "not UTF-8": (b'{"a": "\xff"}', "is not UTF-8 text: invalid start byte at byte 7"),
@@ -171,6 +173,6 @@ def test_a_file_that_grows_while_it_is_read(tmp_path, monkeypatch):
         found = seen(descriptor)
         return os.stat_result((*found[:6], 1, *found[7:]))
 
-    monkeypatch.setattr(os, "fstat", short)
+    patch_library(monkeypatch, json_file, "os", fstat=short)
     with pytest.raises(CheckpointError, match="grew beyond 3 bytes"):
         read_object(path, most=3)

@@ -27,6 +27,7 @@ from afserve.launch.hub.listing import HubFile, Listing
 from afserve.launch.hub.pull import hub_of
 from afserve.launch.plan.models import CONFIGS, find_model
 from tests.launch.hub_server import COMMIT, Repository, serving
+from tests.patching import patch_library
 
 NANO = CONFIGS / "nano"
 BOTH = ("attention", "expert")
@@ -154,7 +155,7 @@ def test_what_is_not_there_or_not_allowed_is_said(shards):
 
 def test_a_full_disk_and_a_second_process_are_said(shards, monkeypatch):
     with serving(shards) as endpoint:
-        monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: SimpleNamespace(free=9))
+        patch_library(monkeypatch, pulling, "shutil", disk_usage=lambda path: SimpleNamespace(free=9))
         with pytest.raises(DoesNotFitError, match="GiB are free"):
             fetch(endpoint)
         with CachedModel("owner/tiny").locked(), pytest.raises(ConfigError, match="another afserve"):
@@ -168,7 +169,7 @@ def test_what_an_earlier_run_has_left_needs_no_room(shards, cache, monkeypatch):
         with pytest.raises(PeerLost):
             fetch(endpoint, ("attention",))
         shards.breaks = {}
-        monkeypatch.setattr(pulling.shutil, "disk_usage", lambda path: SimpleNamespace(free=3001))
+        patch_library(monkeypatch, pulling, "shutil", disk_usage=lambda path: SimpleNamespace(free=3001))
         assert "a.safetensors" in names(fetch(endpoint, ("attention",)))
 
 

@@ -20,6 +20,7 @@ from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.member import NodeId, Role
 from tests.launch.pretended_machine import pretend, write
+from tests.patching import patch_library
 
 CORES = st.frozensets(st.integers(0, 300))
 SPEC, SOURCE = load_spec(CONFIGS / "nano"), ModelSource(str(CONFIGS / "nano"), "nano")
@@ -98,12 +99,12 @@ def test_nodes_of_a_run_are_dealt_evenly_wherever_they_can_be(count, attention, 
 
 def test_doctor_draws_every_node_and_says_what_up_does(tmp_path, monkeypatch):
     monkeypatch.setattr(numa, "SYSFS", pretend(tmp_path, ("0", 4 << 20), ("1", 4 << 20), ("", 8 << 20)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    patch_library(monkeypatch, numa, "os", sched_getaffinity=lambda pid: {0, 1})
     assert finding().found == "2 nodes; up binds to them (--numa off: not); doctor --numa measures"
     drawn = [one.found for one in numa_in_full(1 << 20) if one.found.startswith("node ")]
     assert drawn[0] == "node 0: cores 0; 2 GiB free of 4 GiB; distance 10 to 0, 21 to 1, 21 to 2"
     assert drawn[2] == "node 2: no cores; 4 GiB free of 8 GiB; distance 21 to 0, 21 to 1, 10 to 2"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
+    patch_library(monkeypatch, numa, "os", sched_getaffinity=lambda pid: {1})
     assert finding().found == "3 nodes, cores of this process are in one; nothing is bound"
     assert next(numa_in_full(1 << 20)).found.startswith("node 0: cores 0 (none usable); ")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from afserve.clock import FakeClock
 from afserve.control.admission import Objectives
 from afserve.control.wire.change_values import ScaleTo
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
@@ -160,14 +161,13 @@ def test_what_would_be_too_late_is_refused_and_starts_it_nevertheless(wanted, re
     asyncio.run(play())
 
 
-def test_it_may_sleep_only_where_nothing_runs_and_nobody_asked(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
+def test_it_may_sleep_only_where_nothing_runs_and_nobody_asked():
+    clock = FakeClock(100.0)
 
     async def play():
         nodes = Nodes(Named())
-        backend = CurrentRun(nodes)
-        now[0] += 30
+        backend = CurrentRun(nodes, clock)
+        clock.advance(30)
         assert backend.idle_seconds() == 30
         nodes.requests = 1
         assert backend.idle_seconds() == 0
@@ -177,7 +177,7 @@ def test_it_may_sleep_only_where_nothing_runs_and_nobody_asked(monkeypatch):
         backend.open(ASKED)
         assert backend.idle_seconds() == 0
         backend.sleep(0.0)
-        now[0] += 30
+        clock.advance(30)
         assert backend.idle_seconds() == 0, "it sleeps already"
         with pytest.raises(UnavailableError, match="sleeps"):
             await backend.change(ScaleTo({"attention": "2"}))

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from bench import file_reads
 from bench.file_reads import PIECE, cache_speed, disk_speed, forget
 from bench.peak_memory import PeakMemory, memory_of
+from tests.patching import patch_library
 
 MIB = 1 << 20
 HOLDS = "import sys, time; kept = b'x' * (96 << 20); print('made', flush=True); sys.stdin.read()"
@@ -44,7 +46,7 @@ def test_every_byte_that_was_asked_for_is_read(tmp_path, monkeypatch):
         read.append(plain(descriptor, buffers, offset))
         return read[-1]
 
-    monkeypatch.setattr(os, "preadv", counted)
+    patch_library(monkeypatch, file_reads, "os", preadv=counted)
     assert cache_speed(files, 10 * PIECE) > 0
     assert sum(read) == 3 * 2 * (PIECE + 4096), "once into the cache, then by one and by four readers"
     read.clear()

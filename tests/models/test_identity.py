@@ -18,6 +18,7 @@ from afserve.models import identity as identity_module
 from afserve.models import shards, tally
 from afserve.models.identity import identify, is_full, role_of, weights_of
 from afserve.models.shards import INDEX, SINGLE, ShardFile
+from tests.patching import patch_library
 
 ROLES = ("attention", "expert")
 NORM, QUERY = "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -214,7 +215,7 @@ def test_all_bytes_never_come_from_the_cache(folder, tmp_path, monkeypatch):
         read.append(count)
         return real(descriptor, count, offset)
 
-    monkeypatch.setattr(os, "pread", counting)
+    patch_library(monkeypatch, shards, "os", pread=counting)
     assert of(folder, cache=DigestCache(cache, 0.0), full=True, progress=done.append) == before
     assert sum(read) >= sum(tensor.nbytes for tensor in tensors().values())
     assert done == sorted(done) and 0.9 < done[-1] <= 1.0
@@ -253,7 +254,7 @@ def test_a_file_that_is_cut_while_it_is_read(folder, monkeypatch):
             os.truncate(folder / SINGLE, 2000)
         return real(descriptor, count, offset)
 
-    monkeypatch.setattr(os, "pread", cutting)
+    patch_library(monkeypatch, shards, "os", pread=cutting)
     with pytest.raises(CheckpointError, match=r"it ends at byte .* are needed; download it again"):
         of(folder)
 
@@ -267,7 +268,7 @@ def test_a_file_that_is_written_to_while_it_is_read(folder, tmp_path, monkeypatc
             os.utime(folder / SINGLE, (1, 1))
         return real(descriptor, count, offset)
 
-    monkeypatch.setattr(os, "pread", writing)
+    patch_library(monkeypatch, shards, "os", pread=writing)
     with pytest.raises(CheckpointError, match="was written to while it was read"):
         of(folder, cache=DigestCache(tmp_path / "cache", 0.0))
     assert not (tmp_path / "cache").exists()

@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
 from afserve.errors import CheckpointError
-from afserve.models import tensor_files
+from afserve.models import shards, tensor_files
 from afserve.models.shards import INDEX, SINGLE
 from afserve.models.tensor_files import TensorFiles
 from afserve.models.weights import Checkpoint, DummyCheckpoint
+from tests.patching import patch_library
 
 BLOCK = (128, 128)
 ODD_NAMES = ("a\0b", "\0", "", ".", "..", "/", "a/b", "./a", "a/", "\ud800", "n" * 256, "é" * 128)
@@ -214,7 +215,7 @@ def test_a_disk_that_cannot_read_is_named_and_asked_again(tmp_path, monkeypatch,
         def fails(*_):
             raise OSError(number, "it is broken")
 
-        broken.setattr(os, "preadv", fails)
+        patch_library(broken, shards, "os", preadv=fails)
         with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read: it is broken \(x\)"):
             checkpoint.tensor("x", (64,), torch.float32)
     assert checkpoint.tensor("x", (64,), torch.float32).sum() == 64

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from afserve.clock import Clock, MonotonicClock
 from afserve.control.admission import Objectives
 from afserve.control.backend import CacheKept, Kept, Opened, ServedModel
 from afserve.control.frontend import Frontend
@@ -27,11 +28,12 @@ class CurrentRun:
     """The `Backend` of a model whose run may be followed by another one: everything goes to the run that there is now,
     and what an earlier one has begun ends with that one. Of a model that sleeps requests wait for the next run."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, clock: Clock | None = None) -> None:
         self.model: ServedModel = frontend.model
         self._now = frontend
+        self._clock = clock or MonotonicClock()
         self._sleep: Sleep | None = None
-        self._asked_at = time.monotonic()
+        self._asked_at = self._clock.now()
 
     def follow(self, frontend: Frontend) -> None:
         """Another run of the same model."""
@@ -40,7 +42,7 @@ class CurrentRun:
     def idle_seconds(self) -> float:
         """For how long nobody has asked for anything; 0 where something is computed or kept, or nobody serves."""
         busy = self._sleep is not None or self._now.requests or not self._now.ready()
-        return 0.0 if busy else time.monotonic() - self._asked_at
+        return 0.0 if busy else self._clock.now() - self._asked_at
 
     def sleep(self, start_seconds: float) -> Sleep:
         """From now on requests wait."""
@@ -49,7 +51,7 @@ class CurrentRun:
 
     def wake(self, error: AfserveError | None = None) -> None:
         """Its run serves, or there is none, for this reason."""
-        sleep, self._sleep, self._asked_at = self._sleep, None, time.monotonic()
+        sleep, self._sleep, self._asked_at = self._sleep, None, self._clock.now()
         if sleep is not None:
             sleep.end(self._now if error is None else error)
 
@@ -62,7 +64,7 @@ class CurrentRun:
     def open(
         self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
     ) -> Opened:
-        self._asked_at = time.monotonic()
+        self._asked_at = self._clock.now()
         if self._sleep is not None:
             return self._sleep.hold(lambda frontend: frontend.open(request, keep, taker))
         return self._now.open(request, keep, taker)
