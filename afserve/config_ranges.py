@@ -58,6 +58,7 @@ RANGES: dict[str, Range] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
     "n_layers": LAYERS,
+    "num_layers": Range(1, MOST_LAYERS // 2),  # LongCat-Flash's, each of which is two
     "num_nextn_predict_layers": LAYER_COUNT,
     "mtp_num_hidden_layers": LAYER_COUNT,
     "first_k_dense_replace": LAYER_COUNT,
@@ -81,6 +82,7 @@ RANGES: dict[str, Range] = {
     "intermediate_size": INNER,
     "moe_intermediate_size": INNER,
     "ffn_hidden_size": INNER,
+    "expert_ffn_hidden_size": INNER,
     "intermediate_size_mlp": INNER,
     "dense_intermediate_size": INNER,
     "prefix_dense_intermediate_size": INNER,
@@ -136,6 +138,7 @@ RANGES: dict[str, Range] = {
     "moe_topk": EXPERTS,
     "num_experts_per_token": EXPERTS,
     "moe_top_k": EXPERTS,
+    "zero_expert_num": Range(0, 1 << 16),
     "n_shared_experts": SHARED_EXPERTS,
     "moe_num_shared_experts": SHARED_EXPERTS,
     "moe_layer_start_index": LAYER_COUNT,

@@ -82,6 +82,11 @@ class ModelSpec:
         return self.moe.experts
 
     @property
+    def choices(self) -> int:
+        """Experts, and those that compute nothing, which a router chooses among."""
+        return self.moe.choices
+
+    @property
     def top_k(self) -> int:
         return self.moe.top_k
 
@@ -144,6 +149,12 @@ class ModelSpec:
                 f"layers: {layers} leaves no MoE layer of {self.family}; the first is layer {first}, "
                 f"so use at least {first + 1}"
             )
+        last = self.layer(min(layers, self.layers) - 1).moe
+        if last is not None and last.late:
+            raise ConfigError(
+                f"layers: {layers} ends with a layer of {self.family} whose experts are added behind the next one; "
+                f"use {layers + 1}"
+            )
         return replace(self, pattern=self.pattern[:layers])
 
     def predicting(self) -> "ModelSpec":
@@ -202,4 +213,4 @@ def _local_parameters(ffn: DenseSpec | MoeSpec, h: int) -> int:
     maps = projections_of(ffn.activation)
     if isinstance(ffn, DenseSpec):
         return maps * h * ffn.inner
-    return ffn.experts * h + maps * h * ffn.shared_inner + 2 * h * ffn.latent
+    return ffn.choices * h + maps * h * ffn.shared_inner + 2 * h * ffn.latent

@@ -88,6 +88,8 @@ class AttentionSpec:
     - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
     - `none`: the layer is an FFN alone.
 
+    Of `mla`, `latent_scale` multiplies the latent behind its norm.
+
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `rope` None is a
     layer without rotary embedding.
@@ -124,6 +126,7 @@ class AttentionSpec:
     kv_lora_rank: int = 0
     nope_dim: int = 0
     rope_dim: int = 0
+    latent_scale: float = 1.0
     indexer: IndexerSpec | None = None
     taps: int = 0
     rule: Literal["head", "channel", "sum"] = "head"
@@ -198,6 +201,10 @@ class MoeSpec:
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
     it on both sides (gpt-oss); "bounded_swiglu" is silu(gate) * up within the same limits, and `shared_limit` is such a
     limit of the shared expert (Step 3.7).
+
+    Routers score `zero_experts` more than there are `experts`: what these give is the row itself (LongCat-Flash,
+    arXiv 2509.01322). With `late` the sum of the routed experts is added behind the next layer, which has none of its
+    own; what a shared expert gives is added at once (shortcut-connected MoE, arXiv 2404.05019).
     """
 
     experts: int
@@ -227,6 +234,18 @@ class MoeSpec:
     limit: float | None = None
     shared_limit: float | None = None
     latent: int = 0
+    zero_experts: int = 0
+    late: bool = False
+
+    @property
+    def choices(self) -> int:
+        """What a router chooses among."""
+        return self.experts + self.zero_experts
+
+    @property
+    def expected_sent(self) -> float:
+        """Choices of a row that are sent to experts, on the mean where all are chosen alike."""
+        return self.top_k * self.experts / self.choices if self.zero_experts else self.top_k
 
     def width(self, hidden: int) -> int:
         """Numbers of the rows that routed experts eat, of a model of that hidden size."""

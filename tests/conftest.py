@@ -65,6 +65,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         {**DEEPSEEK, "q_lora_rank": 28, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "num_hidden_layers": 4,
          "index_n_heads": 24, "index_head_dim": 12, "index_topk": 9, "index_topk_freq": 2},
     ),
+    "late": (
+        "LongcatFlash",
+        {**{name: size for name, size in SIZES.items() if name not in ("num_hidden_layers", "num_key_value_heads")},
+         "num_layers": 2, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 24, "head_dim": 8, "q_lora_rank": 28,
+         "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "n_routed_experts": 10,
+         "zero_expert_num": 4, "moe_topk": 3, "routed_scaling_factor": 2.0},
+    ),
     "qwen3": (
         "Qwen3Moe",
         {**SIZES, "intermediate_size": 80, "moe_intermediate_size": 24, "num_key_value_heads": 2, "head_dim": 16,

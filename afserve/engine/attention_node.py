@@ -69,9 +69,7 @@ class AttentionNode(Generic[T]):
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
         self.kv.on_forgotten = self.told.gone
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told)
-        self._load = ExpertLoad(
-            spec.moe_layers, spec.experts, config.micro_batches, model.ops.device, spec.predictors
-        )
+        self._load = ExpertLoad.of(spec, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
         self._drafting, behind = open_drafting(config.drafts(), spec, config.max_model_len)

@@ -217,7 +217,7 @@ class MicroBatch(Generic[T]):
         }
         chosen_LTK = None if plan.draws else self._load.newest[self.index]
         if chosen_LTK is not None and any(chunk.sequence.wants_routed for chunk in plan.chunks):
-            note_routed(plan, failures, chosen_LTK, self._model.spec.experts)
+            note_routed(plan, failures, chosen_LTK, self._model.spec.choices)
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
             kept = sequence.output_length - before[index]

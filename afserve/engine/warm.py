@@ -50,7 +50,7 @@ def warm_attention(model: AttentionModel, kv: KvCache, config: EngineConfig) -> 
 def run_once(model: AttentionModel, kv: KvCache, config: EngineConfig, step: StepInput) -> None:
     """All layers of a step and the choice of its tokens; experts of nodes give 0."""
     spec, meter = model.spec, Meter(MonotonicClock())
-    load = ExpertLoad(spec.moe_layers, spec.experts, 1, model.ops.device, spec.predictors)
+    load = ExpertLoad.of(spec, 1, model.ops.device)
     with torch.inference_mode():
         link = LocalBankLink(_Nothing())
         runner = LayerRunner[LocalTicket](0, model, kv, link, load, meter, config.most_rows)

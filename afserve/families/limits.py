@@ -44,16 +44,32 @@ def check(spec: ModelSpec, where: str) -> None:
     if first and first[1].reuses:
         shared = _unsupported("indexer_types: shared without an earlier full one", "full, then shared")
         raise CheckpointError(f"{where}: {shared} (layer {first[0]})")
-    sizes = {(m.experts, m.top_k, m.inner, m.latent) for m in (layer.moe for layer in spec.kinds) if m}
+    late = (n for n in range(len(spec.pattern)) if _nowhere_added(spec, n))
+    if (number := next(late, None)) is not None:
+        behind = "a next layer with a dense FFN, and plain sums"
+        why = _unsupported("experts whose sum is added behind the next layer", behind)
+        raise CheckpointError(f"{where}: {why} (layer {number})")
+    moes = [layer.moe for layer in spec.kinds if layer.moe]
+    sizes = {(m.experts, m.top_k, m.inner, m.latent, m.zero_experts) for m in moes}
     if len(sizes) > 1:
+        sized = "experts, top-k, inner size, latent, experts that compute nothing"
         raise CheckpointError(
-            f"{where}: MoE layers with different (experts, top-k, inner size, latent) {sorted(sizes)} are not supported"
+            f"{where}: MoE layers with different ({sized}) {sorted(sizes)} are not supported"
         )
     if sizes and spec.moe_layers * spec.experts > MOST_ROUTED:
         raise CheckpointError(
             f"{where}: num_hidden_layers, {EXPERT_FIELDS}: {spec.moe_layers} layers of {spec.experts} experts "
             f"have more than the {MOST_ROUTED} that afserve can place"
         )
+
+
+def _nowhere_added(spec: ModelSpec, number: int) -> bool:
+    """Whether no layer behind this one can add the sum of its experts, which is added late."""
+    moe, around = spec.layer(number).moe, spec.around
+    if moe is None or not moe.late:
+        return False
+    odd = moe.apart or moe.normed or around.scaled_by_layer or number + 1 >= spec.layers
+    return odd or spec.layer(number + 1).moe is not None
 
 
 def check_layer(layer: LayerSpec, where: str) -> None:
@@ -129,12 +145,15 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(
             "a low rank with grouped-query attention", "mla, with q_lora_rank and kv_lora_rank"
         )
+    if a.latent_scale != 1.0:
+        yield _unsupported("a scale of latents with grouped-query attention", "mla")
 
 
 def _delta(a: AttentionSpec) -> Iterator[str]:
     if a.taps < 2:
         yield _unsupported(
-            f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim)",
+            f"linear attention with a convolution of {a.taps} tokens (linear_conv_kernel_dim, short_conv_kernel_size, "
+            "mamba_d_conv or conv_kernel)",
             "gated delta nets, of 2 tokens or more",
         )
     yield from _beyond(a, _OF_SUM if a.rule == "sum" else _OF_DELTA, "a layer with a state")
@@ -166,7 +185,7 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
             f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",
             f"one latent, and qk_nope_head_dim + qk_rope_head_dim = {a.nope_dim + a.rope_dim}",
         )
-    grouped, scaled = "grouped-query attention", (a.clip, a.scale) != (None, None)
+    grouped, scaled = "grouped-query attention", a.clip is not None
     for asked, what, instead in (
         (a.window, f"sliding_window: {a.window} with latent attention", "all of the context"),
         (a.sinks, "attention sinks with latent attention", grouped),

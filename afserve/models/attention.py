@@ -257,7 +257,7 @@ class LatentHalf:
                 down=_down_projection(a, h, tensors),
                 q_norm_R=q_norm,
                 q_up=q_up,
-                latent_norm_C=tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank),
+                latent_norm_C=_latent_norm(a, tensors),
                 up_k=dense.heads(up_k),
                 up_v=dense.heads(up_v),
                 cos_PD=rope.cos_PD,
@@ -274,7 +274,7 @@ class LatentHalf:
                 rope=a.rope_dim,
                 eps=spec.eps,
                 latent_eps=LATENT_EPS,
-                scale=mla_scale(a.rope, a.head_dim),
+                scale=mla_scale(a, a.rope),
                 steps=Steps(
                     q_scale_P=None if scale_P is None else scale_P.to(ops.device),
                     after_norm_H=tensors.after_attention(a, h),
@@ -286,6 +286,12 @@ class LatentHalf:
 
     def bind(self, cache: LayerCache) -> "_BoundLatent":
         return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
+
+
+def _latent_norm(a: AttentionSpec, tensors: LayerTensors) -> Tensor:
+    """With what multiplies the latent behind it; multiplied in float32, it is rounded once."""
+    weight_C = tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank)
+    return weight_C if a.latent_scale == 1.0 else (weight_C.float() * a.latent_scale).to(weight_C.dtype)
 
 
 def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:

@@ -13,6 +13,7 @@ from torch import Tensor
 from afserve.families.drafters.eagle import load_eagle
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
+from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.pointwise import capped
@@ -26,7 +27,7 @@ from afserve.models.heads import embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, tables
-from afserve.models.router import Router, load_router
+from afserve.models.router import Router, Sent, load_router, parted
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec, DenseSpec, RopeSpec
@@ -52,7 +53,7 @@ class DecoderLayer:
         )
         self._half = load_half(spec, tensors, ops, rope, router)
         self._ffn = LocalFfn(spec, tensors, ops)
-        moe = spec.layer(layer).moe
+        self._moe = moe = spec.layer(layer).moe
         self._latent = LatentRows(spec, moe, tensors, ops) if moe and moe.latent else None
         scaled = spec.around.scaled_by_layer
         self._row_scale = float(tensors(naming.layer_scale, 1)) if scaled else 1.0
@@ -72,7 +73,8 @@ class DecoderLayer:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
         lone = self.moe_number is None and self._ffn.maps is None
-        odd = lone or self._latent is not None or self._row_scale != 1.0
+        zero = self._moe is not None and self._moe.zero_experts
+        odd = lone or zero or self.late or self._latent is not None or self._row_scale != 1.0
         if half.bound is None or not self._ffn.is_plain or odd:
             return None
         maps = self._ffn.maps
@@ -85,9 +87,19 @@ class DecoderLayer:
         stream, which some shared experts read by a norm of their own."""
         return self._ffn(normed_TH, x_TH)
 
-    def sent(self, normed_TH: Tensor) -> Tensor:
-        """Rows as the layer's experts eat them."""
-        return normed_TH if self._latent is None else self._latent.lowered(normed_TH)
+    def sent(self, half: Half) -> Sent:
+        """Rows as the layer's experts eat them, and what its router chose."""
+        normed_TH, expert_TK, weight_TK = half
+        assert self._moe is not None and expert_TK is not None and weight_TK is not None, "without a router"
+        x_TX = normed_TH if self._latent is None else self._latent.lowered(normed_TH)
+        if not self._moe.zero_experts:
+            return Sent(x_TX, expert_TK, weight_TK)
+        return parted(x_TX, expert_TK, weight_TK, self._moe.experts)
+
+    @property
+    def late(self) -> bool:
+        """Whether the sum of its experts is added behind the next layer, which has none."""
+        return self._moe is not None and self._moe.late
 
     @property
     def adds_at_once(self) -> bool:

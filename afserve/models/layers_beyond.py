@@ -20,10 +20,10 @@ def check_no_more_layers(folder: Path, names: Collection[str], layers: int, nami
     first_of = _first_tensors(names, naming, layers)
     if not first_of:
         return
-    first, last = min(first_of), max(first_of)
+    first, last, layers = min(first_of), max(first_of), layers // naming.parts
     beyond = f"layer {first}" if first == last else f"layers up to {last}"
     raise CheckpointError(
-        f"{folder / 'config.json'}: num_hidden_layers is {layers}, but the checkpoint has {beyond} too, such as "
+        f"{folder / 'config.json'}: {naming.count_field} is {layers}, but the checkpoint has {beyond} too, such as "
         f"{first_of[first]}; write as many as it has, or remove those tensors to serve the first {layers} alone"
     )
 
@@ -35,7 +35,7 @@ def _first_tensors(names: Collection[str], naming: Naming, layers: int) -> dict[
     predicting = set()
     for name in names:
         match = named.fullmatch(name)
-        if match and int(match[1]) >= layers:
+        if match and int(match[1]) * naming.parts >= layers:
             layer = int(match[1])
             found[layer] = min(name, found.get(layer, name))
             if match[2].startswith(_PREDICTS):

@@ -113,9 +113,10 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def mla_scale(rope: RopeSpec, head_dim: int) -> float:
-    """Softmax scale of MLA: 1 / sqrt(d), times mscale^2 where yarn asks for it (DeepSeek-V2's modelling code)."""
-    scale: float = head_dim**-0.5
+def mla_scale(a: AttentionSpec, rope: RopeSpec) -> float:
+    """Softmax scale of MLA: 1 / sqrt(d) where the layer has none of its own, times mscale^2 where yarn asks for it
+    (DeepSeek-V2's modelling code)."""
+    scale: float = a.head_dim**-0.5 if a.scale is None else a.scale
     if rope.kind != "default" and rope.mscale_all_dim:
         scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return scale

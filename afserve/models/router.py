@@ -1,6 +1,11 @@
-"""The router of one MoE layer: its gate, its selection bias and the family's rule. Choosing is `Ops.route`."""
+"""The router of one MoE layer: its gate, its selection bias and the family's rule. Choosing is `Ops.route`. What it
+chose is parted in what is sent to experts and what the attention side does itself.
+
+Shapes: T tokens, K top-k, X width of the rows that experts eat.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +15,8 @@ from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import MoeSpec
+
+NO_EXPERT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ def load_router(
     """The gate keeps the checkpoint's precision, in float32; biases are always float32."""
     moe = spec.layer(layer).moe
     assert moe is not None, "a dense layer has no router"
-    e = moe.experts
+    e = moe.choices
     gate = source.tensor(naming.router(layer), (e, spec.hidden), dtype).float()
     bias = added = None
     name = naming.router_bias(layer)
@@ -56,3 +63,26 @@ def load_router(
     norm = source.tensor(naming.in_moe(layer, naming.router_norm), (spec.hidden,), dtype)
     scale = source.tensor(naming.in_moe(layer, naming.expert_scale), (e,), torch.float32)
     return Router(gate * spec.hidden**-0.5, bias, rule_of(moe), added, norm, scale)
+
+
+class Sent(NamedTuple):
+    """A dispatch of a layer: rows, experts (NO_EXPERT: none) and weights. `own_TX`, float32, is what the layer adds to
+    the experts' sums itself; None where there is nothing."""
+
+    x_TX: Tensor
+    expert_TK: Tensor
+    weight_TK: Tensor
+    own_TX: Tensor | None = None
+
+    def whole(self, sum_TX: Tensor) -> Tensor:
+        """With the experts' sums."""
+        return sum_TX if self.own_TX is None else sum_TX + self.own_TX
+
+
+def parted(x_TX: Tensor, expert_TK: Tensor, weight_TK: Tensor, experts: int) -> Sent:
+    """Of choices whose numbers from `experts` on compute nothing: such an expert gives the row as it is, and none of
+    them leaves the attention node (LongCat-Flash, arXiv 2509.01322). A row's numbers do not depend on other rows."""
+    idle_TK = expert_TK >= experts
+    own_TK = torch.where(idle_TK, weight_TK, 0.0)
+    own_T1 = own_TK.cumsum(1)[:, -1:]  # one after the other, for any number of rows
+    return Sent(x_TX, torch.where(idle_TK, NO_EXPERT, expert_TK), weight_TK, x_TX.float() * own_T1)

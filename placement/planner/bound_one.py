@@ -2,6 +2,7 @@
 devices that read them. Latency, compute and links are on top. Values only."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from afserve.placement.planner.perf.hardware import PRECISIONS
 from afserve.placement.planner.perf.kv import cache_bytes
@@ -30,7 +31,7 @@ def alone_bound(question: Question, plan: Plan) -> AloneBound:
     moe = shape.experts
     experts = moe.layers * moe.top_k * moe.elems * PRECISIONS[precision.experts]
     holders = plan.experts.devices if plan.kind == "afd" else plan.attention.devices // plan.decoders
-    spread = holders if setting.split_experts else min(holders, moe.top_k)
+    spread = holders if setting.split_experts else min(holders, ceil(moe.top_k))
     rank = plan.attention.tensor_parallel
     tokens = setting.tokens_per_step
     seconds = (

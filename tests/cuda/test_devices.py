@@ -64,7 +64,7 @@ def finish(cluster):
     raise AssertionError("still busy")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "late"])
 def test_no_layer_waits_for_the_device(name, tiny_checkpoint):
     """The host waits at the end of a step, however many layers came before: for the tokens, and for whether a row was
     spoiled. Both are there at once. The first step reads prompts, the third decodes."""

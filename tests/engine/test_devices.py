@@ -22,7 +22,7 @@ from tests.families.tiny import TINY, build
 # with biases and sinks, with gates beside the heads.
 SPLIT = [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v3", 4), ("v3-yarn-noq", 2),
          ("v3-tied-half", 4), ("gptoss", 2), ("gptoss", 4), ("qwen3-tied", 4), ("glm4", 2), ("llama4", 4),
-         ("qwen3-next", 2)]  # fmt: skip
+         ("qwen3-next", 2), ("late", 2)]  # fmt: skip
 
 
 class CountedJoint:

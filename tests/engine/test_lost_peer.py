@@ -181,8 +181,8 @@ class World:
             self.switch(self.migrating.pop(0))
 
 
-def play(seed, tokens, tiny_checkpoint, expected):
-    name = FAMILIES[seed % len(FAMILIES)]
+def play(seed, tokens, tiny_checkpoint, expected, name=""):
+    name = name or FAMILIES[seed % len(FAMILIES)]
     source = ModelSource(str(tiny_checkpoint(name)), name)
     world = World(
         seed,
@@ -204,6 +204,12 @@ def play(seed, tokens, tiny_checkpoint, expected):
 @pytest.mark.parametrize("seed", range(18))
 def test_nobody_notices(seed, tiny_checkpoint, expected):
     assert play(seed, 16, tiny_checkpoint, expected).losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 5, 9])
+def test_nobody_notices_while_sums_are_late(seed, tiny_checkpoint, expected):
+    assert play(seed, 24, tiny_checkpoint, expected, "late").losses
 
 
 @pytest.mark.slow
@@ -284,15 +290,16 @@ def test_who_comes_back_in_time_is_waited_for(stuck):
 
 
 @pytest.mark.slow
-def test_only_requests_that_meet_the_expert_end(tiny_checkpoint):
+@pytest.mark.parametrize(("name", "experts"), [("v3", 12), ("late", 10)])
+def test_only_requests_that_meet_the_expert_end(name, experts, tiny_checkpoint):
     """One of many requests' steps: whoever chose other experts has the tokens of the undisturbed run."""
-    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    source = ModelSource(str(tiny_checkpoint(name)), name)
     asked = requests(prompts((1, 2, 3, 2, 1, 2)), replace(GREEDY, max_tokens=2))
-    fine = collect(LocalCluster.build(source, config(), experts=12).run(asked))
+    fine = collect(LocalCluster.build(source, config(), experts=experts).run(asked))
     seen = set()
-    for expert in range(0, 12, 3):
+    for expert in range(0, experts, 3):
         clock = FakeClock()
-        cluster = LocalCluster.build(source, config(), experts=12, clock=clock)
+        cluster = LocalCluster.build(source, config(), experts=experts, clock=clock)
         for request in asked:
             cluster.submit(request)
         cluster.lose(expert)

@@ -65,7 +65,7 @@ def counts(world):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("parts", [2, 3])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "late"])
 def test_tokens_are_those_of_the_colocated_engine(name, parts, tiny_checkpoint, alone):
     world = split(tiny_checkpoint(name), name, parts, within=WITHIN[parts])
     ask(world, requests(prompts(LENGTHS), ASKED)[3])
@@ -154,9 +154,11 @@ def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("after", [2, 4, 7, 10, 14, 19, 25])
-@pytest.mark.parametrize("which", ["lead", "other", "decode"])
-def test_a_node_may_be_lost_in_the_middle(which, after, tiny_checkpoint, alone):
-    world = split(tiny_checkpoint("qwen3"), "qwen3", within=WITHIN[3], prefill=3)
+@pytest.mark.parametrize(
+    ("which", "name"), [("lead", "qwen3"), ("other", "qwen3"), ("decode", "qwen3"), ("other", "late")]
+)
+def test_a_node_may_be_lost_in_the_middle(which, name, after, tiny_checkpoint, alone):
+    world = split(tiny_checkpoint(name), name, within=WITHIN[3], prefill=3)
     request = requests(prompts(LENGTHS), ASKED)[3]
     ask(world, request)
     for _ in range(after):
@@ -165,7 +167,7 @@ def test_a_node_may_be_lost_in_the_middle(which, after, tiny_checkpoint, alone):
     world.lose(lost)
     world.run()
     if which != "decode":
-        assert world.said[3] == alone("qwen3")[3]
+        assert world.said[3] == alone(name)[3]
     assert not any(end.node.busy for end in world.nodes if end.index not in world.lost)
 
 

@@ -97,11 +97,14 @@ def test_a_selection_bias_of_infinity_selects_and_of_nan_ends(spoil):
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("value", BAD)
-def test_one_expert_ends_the_requests_that_meet_it(spoil, clean, value, micro_batches):
+@pytest.mark.parametrize(("model", "layer"), [("v3", 2), ("late", 1)])
+def test_one_expert_ends_the_requests_that_meet_it(
+    spoil, tiny_checkpoint, value, micro_batches, model, layer
+):
     """Whoever does not choose it has the tokens of the whole checkpoint, to the last."""
-    seen = set()
-    for expert in range(0, 12, 2):
-        source = spoil("v3", f"model.layers.2.mlp.experts.{expert}.down_proj.weight", value)
+    seen, clean = set(), outcomes(ModelSource(str(tiny_checkpoint(model)), model), requests())
+    for expert in range(0, 10, 2):
+        source = spoil(model, f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", value)
         for name, (tokens, error) in outcomes(source, requests(), micro_batches=micro_batches).items():
             seen.add(error is None)
             if error is None:
@@ -126,7 +129,7 @@ def test_one_token_ends_the_requests_that_hold_it_and_its_blocks_hurt_nobody(spo
             assert outcomes(source, [request], cluster=cluster) == {request.handle: clean[request.handle]}
 
 
-@pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral", "qwen3-next"])
+@pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral", "qwen3-next", "late"])
 def test_beside_one_that_ends_the_others_keep_their_bits(name, spoil, tiny_checkpoint):
     """In one batch with it, over prefill chunks, prefix hits and preemption, with log-probabilities."""
     asked = requests(logprobs=2)

@@ -40,7 +40,7 @@ def runners_of(node) -> list[GraphRunner]:
     return [micro_batch._runner for micro_batch in node._micro_batches]
 
 
-@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window"])
+@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window", "late"])
 def test_the_same_tokens_as_layer_by_layer(name, tiny_checkpoint, recording):
     source = ModelSource(str(tiny_checkpoint(name)), name)
     asked = requests(prompts((5, 11, 3, 17, 9)), DRAWN)

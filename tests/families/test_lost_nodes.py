@@ -12,7 +12,9 @@ from tests.families.test_against_transformers import asked
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lfm2", "kimi-linear", "granite4", "nemotron", "gemma4", "mimo", "glm5"])
+@pytest.mark.parametrize(
+    "name", ["lfm2", "kimi-linear", "granite4", "nemotron", "gemma4", "mimo", "glm5", "longcat"]
+)
 def test_a_node_that_decodes_is_lost(name, checkpoint, continued):
     source = ModelSource(str(checkpoint(name)), name)
     cluster = LocalCluster.build(source, config(micro_batches=2, max_batch_tokens=12), attention=3, experts=2)

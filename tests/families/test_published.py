@@ -83,6 +83,8 @@ def test_published_models_are_read_and_planned(name, tmp_path):
         ("laguna-xs.2", "moe_router_logit_softcapping", 30.0, "0.0, 0"),
         ("hunyuan-a13b", "use_qk_norm", False, "true"),
         ("hunyuan-a13b", "use_mixed_mlp_moe", False, "true"),
+        ("longcat-flash-chat", "zero_expert_type", "copy", '"identity"'),
+        ("longcat-flash-chat", "mla_scale_kv_lora", False, "true"),
     ],
 )
 def test_a_variant_that_no_kernel_computes_is_refused_by_its_field(name, field, value, known):

@@ -45,6 +45,12 @@ MLA = {
 }  # fmt: skip
 MISTRAL = {**MLA, "first_k_dense_replace": 0, "num_key_value_heads": 4, "head_dim": 20}
 MISTRAL_ROPE = {**YARN, "llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 16}
+LONGCAT = {
+    **{name: value for name, value in SIZES.items() if name not in ("num_hidden_layers", "num_key_value_heads")},
+    "num_layers": 2, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 24, "head_dim": 8, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12, "v_head_dim": 20, "q_lora_rank": 28, "kv_lora_rank": 20, "n_routed_experts": 10,
+    "zero_expert_num": 5, "moe_topk": 3, "routed_scaling_factor": 2.0,
+}  # fmt: skip
 AXK1 = {**MLA, "head_dim": 8, "num_key_value_heads": 4}
 INDEXED = {  # with few heads many scores are 0, and transformers chooses any of equal ones
     **MLA, "num_key_value_heads": 4, "index_n_heads": 24, "index_head_dim": 16, "index_topk": 8, "n_shared_experts": 1,
@@ -189,6 +195,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "Flint",
         {**EXAONE, **ONE_GROUP, "num_experts": 7, "sliding_window": 4, "shared_expert_intermediate_size": 24,
          "mlp_only_layers": [1], "layer_types": FULL_FIRST[1:], "attention_bias": True, "norm_topk_prob": False},
+    ),
+    "longcat": ("LongcatFlash", LONGCAT),
+    "longcat-odd": (
+        "LongcatFlash",
+        {**LONGCAT, "num_layers": 3, "n_routed_experts": 7, "zero_expert_num": 11, "moe_topk": 5,
+         "attention_bias": True, "num_attention_heads": 3, "q_lora_rank": 10, "v_head_dim": 14,
+         "tie_word_embeddings": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
     ),
     "axk1": ("AXK1", {**AXK1, "mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 4, "topk_group": 2}),
     "axk1-odd": (

@@ -160,6 +160,10 @@ CONFIGS = {
         "attention_value_scale": 0.7, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1],
     },
 }  # fmt: skip
+CONFIGS["longcat_flash"] = {
+    **{name: LATENT[name] for name in LATENT if name not in ("num_hidden_layers", "num_experts_per_tok")},
+    "num_layers": 2, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 24, "moe_topk": 3, "zero_expert_num": 4,
+}  # fmt: skip
 CONFIGS["solar_open"] = CONFIGS["glm4_moe"] | {"first_k_dense_replace": 0}
 CONFIGS["glm4_moe_lite"] = CONFIGS["deepseek_v3"]
 CONFIGS["granitemoe_swa"] = CONFIGS["granitemoe"] | {"sliding_window": 20, "layer_rope_theta": [0, 1e4, 1e5]}

@@ -97,10 +97,10 @@ def run(spec: ModelSpec, backend: str = "auto"):
         if layer.moe_number is None:
             x += 0 if local is None else local
         else:
-            sent = layer.sent(half.normed_TH)
-            routed = torch.empty(sent.shape)
-            bank.forward(layer.moe_number, sent, half.expert_TK, half.weight_TK, routed)
-            x += layer.whole_sum(routed, local)
+            sent = layer.sent(half)
+            routed = torch.empty(sent.x_TX.shape)
+            bank.forward(layer.moe_number, *sent[:3], routed)
+            x += layer.whole_sum(sent.whole(routed), local)
             if local is not None and not layer.adds_at_once:
                 x += local
     rules = [rule_of(kind.moe) for kind in spec.kinds if kind.moe]
@@ -135,13 +135,14 @@ OF_GQA = {
     "gate": GateSpec("query"), "normed": True, "value_norm": True, "value_of_key": True,
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
-    "taps": (4, REFUSED),
+    "latent_scale": (2.0, REFUSED), "taps": (4, REFUSED),
 }  # fmt: skip
 OF_MLA = {
     "rule": ("sum", REFUSED),
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
-    "clip": (0.3, REFUSED), "scale": (0.5, REFUSED), "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
+    "clip": (0.3, REFUSED), "scale": 0.5, "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
+    "latent_scale": 2.0,
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "normed": True, "q_lora_rank": None,
     "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
@@ -156,7 +157,7 @@ OF_DELTA = {
     "temperature": ((4, 0.5, 1), REFUSED), "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED),
     "normed": (True, REFUSED), "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
-    "indexer": (IndexerSpec(2, 8, 4), REFUSED), "rule": "sum",
+    "latent_scale": (2.0, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED), "rule": "sum",
 }  # fmt: skip
 OF_CONV = {
     **{name: value if name in ("temperature", "indexer") else (value[0], REFUSED) for name, value in OF_DELTA.items()
@@ -169,7 +170,7 @@ OF_MOE = {
     "top_groups": 2, "renormalise": False, "epsilon": 0.5, "scale": 2.0, "closed_to_zero": True,
     "correction_bias": True, "router_bias": True, "expert_bias": True, "weigh_input": True,
     "shared_gate": True, "shared_bias": True, "shared_scale": 0.5, "shared_limit": 0.01, "normed": True, "apart": True,
-    "activation": ("gelu", REFUSED), "latent": 20,
+    "activation": ("gelu", REFUSED), "latent": 20, "zero_experts": 3, "late": (True, REFUSED),
 }  # fmt: skip
 OF_CLAMPED = {"alpha": 1.0, "limit": 0.5}
 OF_MIXED = {"jitter": 0.4}
@@ -296,7 +297,7 @@ def test_a_state_costs_no_token_anything():
 
 def test_what_no_two_layers_may_differ_in():
     with pytest.raises(
-        CheckpointError, match=r"MoE layers with different .*\(8, 2, 24, 0\), \(8, 3, 24, 0\)"
+        CheckpointError, match=r"MoE layers with different .*\(8, 2, 24, 0, 0\), \(8, 3, 24, 0, 0\)"
     ):
         checked(LayerSpec(GQA, MOE), LayerSpec(GQA, replace(MOE, top_k=3)))
 

@@ -36,6 +36,14 @@ def test_fewer_layers_than_there_are_is_refused(tiny_checkpoint, tmp_path):
         assert "such as model.layers.2." in said and "\n" not in said
 
 
+def test_layers_that_are_two_of_ours_are_counted_as_the_checkpoint_does(tiny_checkpoint, tmp_path):
+    source = cut(tiny_checkpoint("late"), tmp_path / "cut", num_layers=1)
+    with pytest.raises(
+        CheckpointError, match=r"num_layers is 1, but .* has layer 1 too, such as model\.layers\.1\."
+    ):
+        colocated(source, config())
+
+
 def test_with_random_weights_the_first_layers_may_be_asked_for(tiny_checkpoint, tmp_path):
     folder = str(cut(tiny_checkpoint("qwen3"), tmp_path / "cut", num_hidden_layers=2).path)
     for layers, wanted in ((None, 2), (1, 1)):

@@ -26,7 +26,7 @@ SIZES = {
     "solar-open-100b": (102.6, 12), "dots.llm1": (142, 14), "hy3-preview": (295, 21), "k-exaone-236b-a23b": (236, 23),
     "flint": (39.8, 2.5),
     "laguna-xs.2": (33, 3), "trinity-mini": (26, 3), "a.x-k1": (519, 33),
-    "mistral-small-4-119b": (119, 6.5),
+    "mistral-small-4-119b": (119, 6.5), "longcat-flash-chat": (560, 27),
     "glm-4.7-flash": (30, 3.58),  # "A3B"; 3.26 without embedding and head
     "mellum2-12b-a2.5b": (12.15, 2.21),  # 2.5 with embedding, head and its layer of multi-token prediction
     "kimi-linear-48b-a3b": (49, 3.26),  # "48B" and "A3B" by its name

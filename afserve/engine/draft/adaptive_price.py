@@ -28,7 +28,7 @@ class AdaptivePrice:
     """Of a model whose MoE layers have `experts`, of which a row chooses `top_k`. Times come with the steps; it has no
     clock, and no chance: told the same it says the same."""
 
-    def __init__(self, experts: int, top_k: int, layer: LayerTrials | None = None) -> None:
+    def __init__(self, experts: int, top_k: float, layer: LayerTrials | None = None) -> None:
         """`layer`: whether one that guesses behind steps runs, where there is one."""
         self.acceptance = Acceptance()
         self.costs = StepCosts(ExpertSpread(experts, top_k))

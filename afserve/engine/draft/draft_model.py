@@ -69,7 +69,7 @@ class DraftModel:
         told = ToldCache(self._kv.pool)
         self._kv.on_forgotten = told.gone
         self.blocks = SequenceBlocks(self._kv.pool, told)
-        experts = model.spec.experts if model.spec.moe_layers else 1
+        experts = model.spec.choices if model.spec.moe_layers else 1
         load = ExpertLoad(model.spec.moe_layers, experts, 1, model.ops.device)  # nobody reads it
         meter = Meter(MonotonicClock())
         (self._runner,) = choose_runners(model, self._kv, LocalBankLink(bank), load, meter, own)

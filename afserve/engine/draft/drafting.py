@@ -156,7 +156,7 @@ def open_drafting(
     price: DraftPrice = (
         FixedPrice()
         if choice.tokens
-        else AdaptivePrice(spec.experts, spec.top_k, None if behind is None else behind.trials)
+        else AdaptivePrice(spec.experts, spec.moe.expected_sent, None if behind is None else behind.trials)
     )
     drafters: list[Drafter] = [PredictionDrafter(), ForcedDrafter()]
     if choice.method is DraftMethod.NGRAM:

@@ -31,7 +31,7 @@ class ExpertSpread:
     independently. `experts` e is at most what the layer has, and less where some are chosen more often; a draft's row
     shares `overlap` of its choice with its neighbour's. Both are measured."""
 
-    def __init__(self, experts: int, top_k: int) -> None:
+    def __init__(self, experts: int, top_k: float) -> None:
         self._most, self._top_k = float(max(experts, 1)), float(max(top_k, 1))
         self.experts, self.overlap = self._most, _OVERLAP
 

@@ -1,10 +1,11 @@
 """A step layer by layer: attention half, dispatch, shared expert, combine. Every other runner gives its bits.
 
+A layer's rows may be late: they are with the experts while the next layer's attention half and FFN are computed.
 Shapes: T tokens, H hidden, R rows that are read.
 """
 
-from collections.abc import Generator
-from typing import Generic
+from collections.abc import Generator, Mapping
+from typing import Generic, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from afserve.engine.step.step_input import StepInput
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel, DecoderLayer
+from afserve.models.router import Sent
+
+
+class _Away(NamedTuple, Generic[T]):
+    """Rows of layer `number` that are at the experts."""
+
+    number: int
+    sent: Sent
+    ticket: T
 
 
 class LayerRunner(Generic[T]):
@@ -39,6 +49,8 @@ class LayerRunner(Generic[T]):
         self.index, self.model, self.load, self.meter = index, model, load, meter
         self._kv, self._link = kv, link
         self._spoiled = Spoiled(most_rows, model.ops.device)
+        self._late: _Away[T] | None = None
+        self._given_before: Mapping[int, str] = {}
         self.taps = RowTaps(() if model.head is None else model.head.spec.behind)
         self.seen_rows = self.taps.seen_rows
 
@@ -50,6 +62,7 @@ class LayerRunner(Generic[T]):
             if not self._link.held(self.index):
                 x_TH = yield from self.run_again(step)
         except Abandoned:
+            yield from self._drop_late()
             self._link.held(self.index)
             self.forget_step()
             raise
@@ -87,6 +100,7 @@ class LayerRunner(Generic[T]):
         """The embedded tokens and the marks of their rows, all fine yet."""
         x_TH = self.model.embed(step.token_T)
         self.taps.note_rows(0, x_TH)
+        self._late = None
         return x_TH, self._spoiled.of(step.paged.starts)
 
     def resume_step(
@@ -94,7 +108,7 @@ class LayerRunner(Generic[T]):
     ) -> StepRun[T]:
         """A step whose rows of `layer` are at the expert nodes, from there on."""
         ended = self.model.layers[layer]
-        sums_TH = yield from self._routed_sums(ended, ticket, None)
+        sums_TH = yield from self._routed_sums(ended, ticket, None, None)
         self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, layer)
         ended.finish(x_TH)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
@@ -125,56 +139,83 @@ class LayerRunner(Generic[T]):
             if shared is not None:
                 while not shared.come(number):
                     yield None
-            normed_TH, expert_TK, weight_TK = attend(x_TH, tables[group_of[number]])
+            half = attend(x_TH, tables[group_of[number]])
             if shared is not None:
                 shared.give(number, lambda: self._spoiled.fine)
-            if expert_TK is not None:
-                self.load.note(self.index, expert_TK)
+            if half.expert_TK is not None:
+                self.load.note(self.index, half.expert_TK)
             if number == last and not step.all_rows:
-                spoiled_T = self._spoiled.only(step.rows, normed_TH, number, self._given_up())
+                given_up = self._given_up() if self._late is None else self._given_before
+                spoiled_T = self._spoiled.only(step.rows, half.normed_TH, number, given_up)
                 if not step.rows:
                     return x_TH[:0]
-                x_TH, normed_TH = x_TH[step.row_R], normed_TH[step.row_R]
-                if expert_TK is not None and weight_TK is not None:
-                    expert_TK, weight_TK = expert_TK[step.row_R], weight_TK[step.row_R]
-            half = Half(normed_TH, expert_TK, weight_TK)
+                x_TH, half = x_TH[step.row_R], _only(half, step.row_R)
+            if layer.late:
+                self._send_late(step, number, half)
             yield from self._feed_forward(layer, number, x_TH, half, spoiled_T)
             self.taps.note_rows(number + 1, x_TH)
         return x_TH
+
+    def _send_late(self, step: StepInput, number: int, half: Half) -> None:
+        """Rows of a layer whose sums are added behind the next one; where that is the last, those that are read. What
+        the link says from then on of rows without a sum counts these."""
+        if number + 2 == len(self.model.layers) and not step.all_rows:
+            if not step.rows:
+                return
+            half, self._given_before = _only(half, step.row_R), self._given_up()
+        self._late = self._send(self.model.layers[number], number, half)
+
+    def _drop_late(self) -> Generator[T | None, None, None]:
+        """A step ends in the middle: who comes next finds no rows of it under way."""
+        if self._late is not None:
+            away, self._late = self._late, None
+            yield from self._routed_sums(self.model.layers[away.number], away.ticket, away.sent, None)
 
     def _feed_forward(
         self, layer: DecoderLayer, number: int, x_TH: Tensor, half: Half, spoiled_T: Tensor | None
     ) -> Generator[T | None, None, None]:
         """What is behind an attention half, into x_TH."""
-        normed_TH, expert_TK, weight_TK = half
-        if layer.moe_number is None:
-            sums_TH = layer.local_ffn(normed_TH, x_TH)
-            if sums_TH is None:  # attention alone: its rows are marked where they are spoiled
-                sums_TH = torch.zeros_like(x_TH)
-        else:
-            assert expert_TK is not None and weight_TK is not None, "an MoE layer without a router"
-            since = self.meter.now()
-            ticket = self._link.dispatch(
-                layer.sent(normed_TH), expert_TK, weight_TK, layer=layer.moe_number, micro_batch=self.index
-            )
-            self.meter.sent(self.index, layer.moe_number, ticket, since)
-            local_TH = layer.local_ffn(normed_TH, x_TH)
-            if local_TH is not None and not layer.adds_at_once:
-                x_TH += local_TH
-                local_TH = None
-            sums_TH = yield from self._routed_sums(layer, ticket, local_TH)
-        self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, number)
+        add, local = self.model.ops.add_sums, layer.late or layer.moe_number is None
+        away = None if local else self._send(layer, number, half)
+        sums_TH = layer.local_ffn(half.normed_TH, x_TH)
+        if away is not None:
+            if sums_TH is not None and not layer.adds_at_once:
+                x_TH += sums_TH
+                sums_TH = None
+            sums_TH = yield from self._routed_sums(layer, away.ticket, away.sent, sums_TH)
+        elif sums_TH is None:  # attention alone: its rows are marked where they are spoiled
+            sums_TH = torch.zeros_like(x_TH)
+        add(x_TH, sums_TH, spoiled_T, number)
+        if self._late is not None and not layer.late:
+            of, sent, ticket = self._late
+            sums_TH = yield from self._routed_sums(self.model.layers[of], ticket, sent, None)
+            self._late = None
+            add(x_TH, sums_TH, spoiled_T, of)
         layer.finish(x_TH)
 
+    def _send(self, layer: DecoderLayer, number: int, half: Half) -> _Away[T]:
+        assert layer.moe_number is not None, "a layer without experts"
+        since, sent = self.meter.now(), layer.sent(half)
+        ticket = self._link.dispatch(*sent[:3], layer=layer.moe_number, micro_batch=self.index)
+        self.meter.sent(self.index, layer.moe_number, ticket, since)
+        return _Away(number, sent, ticket)
+
     def _routed_sums(
-        self, layer: DecoderLayer, ticket: T, shared_TH: Tensor | None
+        self, layer: DecoderLayer, ticket: T, sent: Sent | None, shared_TH: Tensor | None
     ) -> Generator[T | None, None, Tensor]:
         """Those of a layer, once they are there, with those of a shared expert that waited for them."""
         while not self._link.ready(ticket):
             yield ticket
         self.meter.back(self.index)
-        return layer.whole_sum(self._link.combine(ticket), shared_TH)
+        sum_TX = self._link.combine(ticket)
+        return layer.whole_sum(sum_TX if sent is None else sent.whole(sum_TX), shared_TH)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
         return self._link.take_given_up(self.index)
+
+
+def _only(half: Half, row_R: Tensor) -> Half:
+    normed_TH, *routed = half
+    expert_RK, weight_RK = (None if one is None else one[row_R] for one in routed)
+    return Half(normed_TH[row_R], expert_RK, weight_RK)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from afserve.placement.rebalance.stats import RoutedRows
+from afserve.spec import ModelSpec
 
 KEPT = 32  # steps whose notes may wait
 _COUNTED = 16  # steps between two whose distinct experts are counted
-_NONE = -1  # no expert
 _MOST = 4096  # choices of a layer that is counted
 
 
@@ -45,16 +45,29 @@ class ExpertLoad:
     """Rows per MoE layer and expert. Each micro-batch notes its layers in order, then commits."""
 
     def __init__(
-        self, layers: int, experts: int, micro_batches: int, device: torch.device, predictors: int = 0
+        self,
+        layers: int,
+        experts: int,
+        micro_batches: int,
+        device: torch.device,
+        predictors: int = 0,
+        choices: int = 0,
     ) -> None:
-        """The last `predictors` of the layers are no part of steps."""
+        """The last `predictors` of the layers are no part of steps. Of `choices` (0: `experts`) those from `experts` on
+        compute nothing: they are noted, and are no rows of experts."""
         self._noted: list[list[Tensor]] = [[] for _ in range(micro_batches)]  # (some layers, T, K) each
         self.newest: list[Tensor | None] = [None] * micro_batches  # of the last step, (L, T, K)
         own = layers - predictors
-        self._decode, self._prefill = (Waiting(own, experts, device) for _ in range(2))
-        self._predicted = [Waiting(predictors, experts, device) for _ in range(2)]  # decoding, prompts
+        self._experts, every = experts, choices or experts
+        self._decode, self._prefill = (Waiting(own, every, device) for _ in range(2))
+        self._predicted = [Waiting(predictors, every, device) for _ in range(2)]  # decoding, prompts
         self._commits = 0
         self._touched: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, spec: ModelSpec, micro_batches: int, device: torch.device) -> "ExpertLoad":
+        own = spec.moe_layers, spec.experts
+        return cls(*own, micro_batches, device, spec.predictors, spec.choices)
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         """Of the next layer."""
@@ -82,7 +95,9 @@ class ExpertLoad:
         if decodes == noted_LTK.shape[1] > 0 and self._commits % _COUNTED == 0:
             chosen_TK = noted_LTK[self._commits // _COUNTED % len(noted_LTK)]
             if chosen_TK.is_cpu and chosen_TK.numel() <= _MOST:
-                self._touched[micro_batch] = len({*chosen_TK.flatten().tolist()} - {_NONE})
+                self._touched[micro_batch] = sum(
+                    0 <= e < self._experts for e in {*chosen_TK.flatten().tolist()}
+                )
         _share(noted_LTK, decodes, self._decode, self._prefill)
 
     def predicted(self, expert_TK: Tensor, decodes: int) -> None:
@@ -97,8 +112,10 @@ class ExpertLoad:
         """What was committed since the last call, every row in exactly one of them."""
         decode, prefill = self._predicted
         return RoutedRows(
-            torch.cat((self._prefill.take(), prefill.take())).numpy(),
-            torch.cat((self._decode.take(), decode.take())).numpy(),
+            *(
+                torch.cat((own.take(), predicted.take()))[:, : self._experts].contiguous().numpy()
+                for own, predicted in ((self._prefill, prefill), (self._decode, decode))
+            )
         )
 
 

@@ -63,6 +63,7 @@ PREDICTOR_APART = PredictorNames(
 @dataclass(frozen=True, slots=True)
 class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.
+    Where a layer of the checkpoint is several of ours, its `parts`, `{part}` in a name is the number of one of them.
 
     Projections of attention are `q_proj`, `k_proj`, `v_proj` or one `qkv`; MLA's are DeepSeek's. A bias is called as
     its weight with another ending. An expert has a `gate`, an `up` and a `down` of its own, unless they are `stacked`.
@@ -73,7 +74,7 @@ class Naming:
     up: str = "up_proj"
     down: str = "down_proj"
     stacked: StackedNames | None = None
-    shared: str = "shared_experts"
+    shared: str = "shared_experts"  # without a name it is called as a dense FFN is
     shared_gate: str = "shared_expert_gate.weight"
     router_weight: str = "gate.weight"
     correction_bias: str = "gate.e_score_correction_bias"
@@ -110,6 +111,8 @@ class Naming:
     head: str = "lm_head.weight"
     predictor: PredictorNames | None = None  # of the layer behind the last one; None: not known
     layer_count: int | None = None  # of the model, where its predictor's is loaded too
+    parts: int = 1
+    count_field: str = "num_hidden_layers"  # of config.json: layers of the checkpoint
 
     @property
     def embedding(self) -> str:
@@ -122,7 +125,8 @@ class Naming:
     def layer(self, layer: int, rest: str) -> str:
         if layer == self.layer_count and self.predictor is not None and self.predictor.stem:
             return f"{self.predictor.stem}.layers.0.{rest}"
-        return f"{self.stem}.{self.layers}.{layer}.{rest}"
+        whole, part = divmod(layer, self.parts)
+        return f"{self.stem}.{self.layers}.{whole}.{rest.replace('{part}', str(part))}"
 
     def of_predictor(self, layer: int, name: str) -> str:
         """One of its names; `layer` is where it stands."""
@@ -147,6 +151,8 @@ class Naming:
         return _weights(self.layer(layer, self.dense_ffn), self.dense_parts)
 
     def shared_expert(self, layer: int) -> Names:
+        if not self.shared:
+            return self.dense(layer)
         return _weights(self.in_moe(layer, self.shared), self.shared_parts)
 
 

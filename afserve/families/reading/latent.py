@@ -30,14 +30,14 @@ def indexer(fields: ConfigFields, interleaved: bool = False) -> IndexerSpec:
     return IndexerSpec(heads, dim, fields.integer("index_topk"), interleaved)
 
 
-def mla(fields: ConfigFields, *, interleaved: bool | None = None) -> AttentionSpec:
+def mla(fields: ConfigFields, *, interleaved: bool | None = None, theta: float = 10000.0) -> AttentionSpec:
     """With what turns, `rope_interleave` of config.json where `interleaved` is None; `attention_bias` is that of the
-    first projections and the output."""
+    first projections and the output. `theta`: where config.json does not say."""
     made, bias = latent(fields), fields.flag("attention_bias", False)
     if made.rope_dim % 2:
         raise fields.refuse("qk_rope_head_dim", "is odd; rotary embedding turns pairs")
     pairs = fields.flag("rope_interleave", True) if interleaved is None else interleaved
-    return replace(made, rope=rope(fields, made.rope_dim, pairs, 10000.0), qkv_bias=bias, out_bias=bias)
+    return replace(made, rope=rope(fields, made.rope_dim, pairs, theta), qkv_bias=bias, out_bias=bias)
 
 
 def still(fields: ConfigFields) -> AttentionSpec:

@@ -53,7 +53,7 @@ def serving(rows: Sequence[Mapping[str, float]]) -> Curve:
     return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
 
 
-def kernel(rows: Sequence[Mapping[str, float]], top_k: int) -> Curve:
+def kernel(rows: Sequence[Mapping[str, float]], top_k: float) -> Curve:
     """Per send or receive, per further peer, and per row and peer that gets it."""
     if len(rows) < LEAST:
         return Curve(0.0, 1.0, 1.0)
@@ -98,7 +98,7 @@ def in_one_call(
     rows: Sequence[Mapping[str, float]],
     layer: Curve,
     halves: Mapping[float, float],
-    top_k: int,
+    top_k: float,
     chip: Hardware,
 ) -> dict[str, Curve]:
     """The curves that are others in such steps, by name; none where they were not measured. `layer`: the attention

@@ -50,20 +50,20 @@ class Routing:
         return np.asarray(weight / weight.sum())
 
 
-def active_experts(routing: Routing, experts: int, top_k: int, tokens: Array) -> Array:
+def active_experts(routing: Routing, experts: int, top_k: float, tokens: Array) -> Array:
     """Expected number of distinct experts that `tokens` tokens choose, out of `experts`."""
     table = _active_table(routing, experts, top_k)
     return np.interp(tokens, _GRID, table)
 
 
 @lru_cache(maxsize=256)
-def _active_table(routing: Routing, experts: int, top_k: int) -> Array:
+def _active_table(routing: Routing, experts: int, top_k: float) -> Array:
     chosen = _inclusion(routing.popularity(experts), top_k)
     missed = np.exp(_GRID[:, None] * np.log1p(-np.minimum(chosen, 1 - 1e-12))[None, :])
     return np.asarray((1 - missed).sum(axis=1))
 
 
-def _inclusion(popularity: Array, top_k: int) -> Array:
+def _inclusion(popularity: Array, top_k: float) -> Array:
     """Chance that a token's top-k holds each expert: k times the popularity, capped at 1, the cap's excess spread."""
     chosen = np.minimum(top_k * popularity, 1.0)
     for _ in range(8):

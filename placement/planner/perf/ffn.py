@@ -43,7 +43,7 @@ def expert_layer(
     return np.asarray(curve.launch + curve.scale * smooth_max(moved, computed) + called * curve.per_group)
 
 
-def distinct_targets(top_k: int, targets: Array | float) -> Array:
+def distinct_targets(top_k: float, targets: Array | float) -> Array:
     """Expected number of distinct expert nodes (or devices) that hold a token's top-k, uniform choice."""
     n = np.maximum(np.asarray(targets, dtype=np.float64), 1.0)
     return np.asarray(n * (1 - (1 - 1 / n) ** top_k))

@@ -39,15 +39,17 @@ class AttentionLayers:
 class ExpertLayers:
     """The MoE layers. `elems`: one routed expert's weights; `shared_elems`: the shared expert's, 0 without one. `row`:
     numbers of a row on its way to an expert and back, where that is a latent and not the hidden size; `latent_elems`:
-    the weights that lead there and back, on attention devices."""
+    the weights that lead there and back, on attention devices. `top_k`: to how many experts a row is sent, on the mean;
+    `zero_experts` are further ones that a router scores, which compute nothing and are sent nothing."""
 
     layers: int
     experts: int
-    top_k: int
+    top_k: float
     elems: int
     shared_elems: int = 0
     row: int = 0
     latent_elems: int = 0
+    zero_experts: int = 0
 
     @property
     def local_elems(self) -> int:
@@ -90,7 +92,7 @@ class ModelShape:
     def attention_elems(self) -> int:
         """Everything an attention node holds: projections, routers, shared and dense FFN, embedding and head."""
         projections = sum(group.layers * group.weight_elems for group in self.attention)
-        router = self.experts.layers * self.hidden * self.experts.experts
+        router = self.experts.layers * self.hidden * (self.experts.experts + self.experts.zero_experts)
         ffn = self.experts.layers * self.experts.local_elems + self.dense_layers * self.dense_elems
         return projections + router + ffn + 2 * self.vocab * self.hidden
 
@@ -106,7 +108,7 @@ class ModelShape:
     @property
     def active_elems(self) -> int:
         """Weights one token passes through (the embedding row not counted)."""
-        routed = self.experts.layers * self.experts.top_k * self.experts.elems
+        routed = round(self.experts.layers * self.experts.top_k * self.experts.elems)
         return self.attention_elems - self.vocab * self.hidden + routed
 
     def kv_elems(self, context: float) -> float:

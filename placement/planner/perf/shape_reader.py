@@ -31,11 +31,12 @@ def shape_from_config(name: str, config: Mapping[str, object], source: str = "")
         experts=ExpertLayers(
             layers=len(routed),
             experts=moe.experts,
-            top_k=moe.top_k,
+            top_k=moe.expected_sent,
             elems=maps * moe.width(hidden) * moe.inner,
             shared_elems=maps * hidden * moe.shared_inner,
             row=moe.latent,
             latent_elems=2 * hidden * moe.latent,
+            zero_experts=moe.zero_experts,
         ),
         dense_layers=len(dense),
         dense_elems=projections_of(dense[0].activation) * hidden * dense[0].inner if dense else 0,
