@@ -3,7 +3,8 @@
     python -m bench.pilot            every row; --case N: one of them; --traces FOLDER; --save
 
 Lengths are those of the public traces, in their order; arrivals are made by `control/pilot/replay/days` (a cosine over
-the day, Gamma-distributed five minutes, bursts of twice the rate where a row says so), or are the trace's own hour.
+the day, Gamma-distributed five minutes), or are the trace's own hour. Bursty: 24 bursts a day of twice the rate, five
+minutes with a variation of 0.15, times between arrivals of Gamma with a variation of 2.
 Stage times are the planner's, of DeepSeek-V3 in FP8 with prompts and decoding on devices of their own that share the
 experts. `slower`: what is played takes so many times what the pilot's model says. Nothing is measured of this machine.
 """
@@ -13,9 +14,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from afserve.cli.pilot.replay import DayFlags, ReplayFlags, played
+from afserve.cli.pilot.shares import ClassFlags
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "pilot.jsonl"
@@ -29,27 +32,43 @@ class Case:
     trace: str
     flags: dict[str, Any]
     day: dict[str, Any] = field(default_factory=dict)
+    classes: str = ""  # a file of classes of service
+    shares: str = ""
 
 
 _HALF = 12.0  # hours: from midnight over the lowest point up to noon
+_BURSTY = {"day": _HALF, "bursts": 24.0, "uneven": 0.15, "clumped": 2.0}
+_SLOW = {"ttft": "20s", "tpot": "100ms", "tick": 5.0}
+
+
+def _bursty(trace: str, devices: int, seed: int, **more: Any) -> Case:
+    flags = {"pool": f"h200={devices}", "tick": 5.0, **more}
+    return Case("half a day, bursty", trace, flags, {**_BURSTY, "seed": seed})
+
+
 CASES = (
     Case("the hour of the trace", "Azure", {"pool": "h200=32", "times": 4.0}),
-    Case("day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0}),
-    Case(
-        "half a day with bursts",
-        "Azure",
-        {"pool": "h200=64", "tick": 5.0},
-        {"day": _HALF, "bursts": 12.0, "seed": 2},
-    ),
-    Case(
-        "half a day",
-        "Mooncake",
-        {"pool": "h200=128", "tick": 5.0, "ttft": "20s", "tpot": "100ms"},
-        {"day": _HALF, "seed": 3},
-    ),
+    Case("half a day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": _HALF, "seed": 5}),
+    Case("half a day", "Mooncake", {"pool": "h200=128", **_SLOW}, {"day": _HALF, "seed": 3}),
     Case("half a day", "Azure", {"pool": "h200=512", "tick": 5.0}, {"day": _HALF, "seed": 4}),
     Case("half a day", "Azure", {"pool": "h200=32", "tick": 5.0, "slower": 1.1}, {"day": _HALF, "seed": 1}),
-    Case("half a day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": _HALF, "seed": 5}),
+    _bursty("Azure", 32, 11),
+    _bursty("Azure", 64, 12),
+    _bursty("Azure", 64, 13),
+    _bursty("Azure", 64, 14),
+    _bursty("Mooncake", 128, 15, **_SLOW),
+    _bursty("Azure", 256, 16),
+    _bursty("Azure", 512, 17),
+    Case(
+        "half a day, two classes",
+        "Azure",
+        {"pool": "h200=64", "tick": 5.0},
+        {"day": _HALF, "seed": 6},
+        "[chat]\npriority = -10\nttft = 1.0\n\n[bulk]\nttft = 30.0\n",
+        "chat=0.6,bulk=0.4",
+    ),
+    Case("day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0, "seed": 7}),
+    Case("day", "Mooncake", {"pool": "h200=128", **_SLOW}, {"day": 24.0, "seed": 8}),
 )
 _DEFAULTS = {
     "model": "deepseek-v3",
@@ -64,12 +83,24 @@ _DEFAULTS = {
     "slower": 1.0,
     "tick": 1.0,
 }
-_NO_DAY = {"day": None, "peak": None, "trough": 0.3, "uneven": 0.08, "bursts": 0.0, "seed": 0}
+_NO_DAY = {
+    "day": None,
+    "peak": None,
+    "trough": 0.3,
+    "uneven": 0.08,
+    "bursts": 0.0,
+    "clumped": None,
+    "seed": 0,
+}
 
 
 def row(case: Case, traces: Path) -> dict[str, Any]:
     asked = ReplayFlags(trace=traces / FILES[case.trace], **{**_DEFAULTS, **case.flags})
-    found = played(asked, DayFlags(**{**_NO_DAY, **case.day}))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "classes.toml"
+        file.write_text(case.classes)
+        classes = ClassFlags(file, case.shares) if case.classes else ClassFlags(None, None)
+        found = played(asked, DayFlags(**{**_NO_DAY, **case.day}), classes)
     return {"case": case.name, "trace": case.trace, **case.day, **found}
 
 

@@ -2,23 +2,25 @@
 autoscaler of whole replicas."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from afserve.cli.options import Within, existing_file, group_options, option
+from afserve.cli.pilot.outcome import beside_bursts, class_values, compared_values, replay_text
+from afserve.cli.pilot.shares import ClassFlags, class_shares
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
 from afserve.cli.plan.options import PRECISIONS, seconds
 from afserve.cli.plan.piloted import FLOOR
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import rules_for
-from afserve.control.pilot.replay.compare import Comparison, compare, most_served
+from afserve.control.pilot.replay.compare import compare, most_served
 from afserve.control.pilot.replay.counts import Packet
-from afserve.control.pilot.replay.days import MadeDay, made_day, traced
+from afserve.control.pilot.replay.days import MadeDay, burst_spans, made_day, traced
 from afserve.control.pilot.replay.rivals import demand_of
-from afserve.control.pilot.replay.run import PlayedDay, World
+from afserve.control.pilot.replay.run import World
 from afserve.control.pilot.replay.tabled import TabledModel, TabledStages
 from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.errors import ConfigError, DoesNotFitError, shown
@@ -87,36 +89,73 @@ class DayFlags:
     bursts: float = option(
         default=0.0, type=Within(0, 1000), help="A day, each twice the rate for 2 to 8 minutes.  [default: 0]"
     )
+    clumped: float | None = option(
+        type=Within(0.1, 10),
+        metavar="VARIATION",
+        help="Variation of the times between arrivals (Gamma).  [default: Poisson's, which have 1]",
+    )
     seed: int = option(default=0, type=Within(0, (1 << 32) - 1, whole=True), help="Random seed.")
 
 
 @click.command("replay", short_help="Play a pilot over a trace.")
-@group_options(ReplayFlags, DayFlags)
+@group_options(ReplayFlags, DayFlags, ClassFlags)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def replay(asked: ReplayFlags, day: DayFlags, as_json: bool) -> None:
+def replay(asked: ReplayFlags, day: DayFlags, classes: ClassFlags, as_json: bool) -> None:
     """Play a pilot over a trace, beside an oracle, the best fixed sizes and an autoscaler of whole replicas.
 
     \b
     afserve pilot replay --trace trace.csv --pool h200=64 --day 24 --ttft 2s --tpot 50ms
     """
-    values = played(asked, day)
-    click.echo(json.dumps(values, indent=2) if as_json else _text(values))
+    _check_day(day)
+    values = played(asked, day, classes)
+    click.echo(json.dumps(values, indent=2) if as_json else replay_text(values))
 
 
-def played(asked: ReplayFlags, day: DayFlags) -> dict[str, Any]:
+def _check_day(day: DayFlags) -> None:
+    """Raises ConfigError for what says something of no day."""
+    context = click.get_current_context()
+    for field in fields(DayFlags):
+        typed = context.get_parameter_source(field.name) is click.core.ParameterSource.COMMANDLINE
+        if day.day is None and typed and field.name != "seed":
+            raise ConfigError(f"--{field.name}: does nothing without --day HOURS", param=field.name)
+    if (
+        day.day is not None
+        and context.get_parameter_source("times") is click.core.ParameterSource.COMMANDLINE
+    ):
+        raise ConfigError("--times: does nothing with --day; say --peak", param="times")
+
+
+def played(asked: ReplayFlags, day: DayFlags, classes: ClassFlags) -> dict[str, Any]:
     """Raises ConfigError or DoesNotFitError naming the flag."""
+    mix = class_shares(classes)
     work = read_trace(str(asked.trace), read_lines(asked.trace, "trace"))
     wanted = TargetTimes(seconds(asked.ttft, "ttft"), seconds(asked.tpot, "tpot"))
     chip, devices = _pool(asked.pool)
     stages = _stages(asked, chip, work)
     limits = _limits(stages, devices)
-    packets = _packets(asked, day, work, Planner(TabledModel(stages), wanted, limits))
-    world = World(stages, wanted, asked.start, asked.slower, asked.tick)
+    made = _made(day, work, Planner(TabledModel(stages), mix.wanted(wanted), limits))
+    packets = mix.drawn(_packets(asked, work, made), day.seed)
+    world = World(stages, wanted, asked.start, asked.slower, asked.tick, classes=mix.aims)
     try:
         found = compare(world, packets, limits, rules_for(asked.hold), asked.replica_start)
     except ValueError as error:
         raise ConfigError(f"--trace {asked.trace}: {error}", param="trace") from error
-    return _values(found, packets, asked)
+    spans = burst_spans(made) if made else []
+    return {
+        **_asked(asked, packets),
+        **compared_values(found),
+        **beside_bursts(found.pilot, spans, asked.hold),
+        **class_values(found, mix),
+    }
+
+
+def _asked(asked: ReplayFlags, packets: list[Packet]) -> dict[str, Any]:
+    said = {name: getattr(asked, name) for name in ("pool", "model", "ttft", "tpot", "slower")}
+    return {
+        "requests": round(sum(one.weight for one in packets)),
+        "hours": round(packets[-1].at / 3600, 2),
+        **said,
+    }
 
 
 def _pool(text: str) -> tuple[str, int]:
@@ -149,71 +188,24 @@ def _limits(stages: TabledStages, devices: int) -> Limits:
     return Limits(least, PoolSizes(devices, devices, devices), devices)
 
 
-def _packets(asked: ReplayFlags, day: DayFlags, work: Workload, planner: Planner) -> list[Packet]:
+def _packets(asked: ReplayFlags, work: Workload, made: MadeDay | None) -> list[Packet]:
     prompts, answers = work.prompt.tolist(), work.answer.tolist()
-    if day.day is None:
+    if made is None:
         return traced(work.arrival.tolist(), prompts, answers, asked.times)
+    return made_day(made, prompts, answers)
+
+
+def _made(day: DayFlags, work: Workload, planner: Planner) -> MadeDay | None:
+    if day.day is None:
+        return None
     peak = day.peak
     if peak is None:
-        whole = demand_of(traced(work.arrival.tolist(), prompts, answers), max(float(work.arrival[-1]), 1.0))
+        alike = traced(work.arrival.tolist(), work.prompt.tolist(), work.answer.tolist())
+        whole = demand_of(alike, max(float(work.arrival[-1]), 1.0))
         assert whole is not None, "a trace has a request"
         peak = _PEAK * most_served(planner, whole) / (2.0 if day.bursts else 1.0)
     if not peak:
         raise DoesNotFitError(
             "--pool: no sizes inside it meet --ttft and --tpot; give more devices, or more time"
         )
-    made = MadeDay(peak, day.trough, day.uneven, day.bursts, day.day, day.seed)
-    return made_day(made, prompts, answers)
-
-
-def _values(found: Comparison, packets: list[Packet], asked: ReplayFlags) -> dict[str, Any]:
-    pilot, oracle = found.pilot, found.oracle
-    return {
-        "requests": round(sum(one.weight for one in packets)),
-        "hours": round(packets[-1].at / 3600, 2),
-        "pool": asked.pool,
-        "model": asked.model,
-        "ttft": asked.ttft,
-        "tpot": asked.tpot,
-        "slower": asked.slower,
-        **{name: _row(one) for name, one in found.rows},
-        "replica": str(found.unit),
-        "attainment_of_oracle": round(pilot.met / max(oracle.met, 1e-9), 4),
-        "hours_of_oracle": round(pilot.device_hours / oracle.device_hours, 3),
-        "hours_of_fixed": round(pilot.device_hours / found.fixed.device_hours, 3),
-        "hours_of_replicas": round(pilot.device_hours / found.replicas.device_hours, 3),
-        "changes_in_10_minutes": round(pilot.change_count / max(pilot.hours * 6, 1e-9), 2),
-        "intervals": {"compared": found.judged, "held": found.held},
-    }
-
-
-def _row(one: PlayedDay) -> dict[str, Any]:
-    return {
-        "attainment": round(one.met, 4),
-        "late_first_tokens": round(one.first_late, 4),
-        "late_answers": round(one.rest_late, 4),
-        "device_hours": round(one.device_hours, 1),
-        "changes": one.change_count,
-        "most_devices": one.most,
-    }
-
-
-def _text(values: dict[str, Any]) -> str:
-    asked, limit = values["requests"], f"at most {values['pool']}"
-    lines = [
-        f"{asked:,} requests in {values['hours']:g} h, {values['model']} on {limit}, first token within "
-        f"{values['ttft']}, {values['tpot']} a token:",
-        f"{'':10} {'in time':>8} {'device hours':>13} {'changes':>8} {'most':>6}",
-    ]
-    for name in ("pilot", "oracle", "fixed", "replicas"):
-        row = values[name]
-        shown_row = f"{name:10} {row['attainment']:8.2%} {row['device_hours']:13,.1f}"
-        lines.append(f"{shown_row} {row['changes']:8,} {row['most_devices']:6,}")
-    judged = values["intervals"]
-    served, hours = values["attainment_of_oracle"], values["hours_of_oracle"]
-    lines.append(
-        f"the pilot: {served:.3f} of the oracle's attainment with {hours:.2f} times its device hours, "
-        f"{values['hours_of_fixed']:.2f} times those of fixed sizes, {values['changes_in_10_minutes']:.2f} changes in "
-        f"ten minutes; {judged['held']} of {judged['compared']} 80 % intervals held"
-    )
-    return "\n".join(lines)
+    return MadeDay(peak, day.trough, day.uneven, day.bursts, day.day, day.seed, day.clumped or 0.0)

@@ -25,6 +25,25 @@ class ClassAim:
     ttft: float = _NEVER
     tpot: float = _NEVER
 
+    def times(self, own: TargetTimes) -> tuple[float, float]:
+        """To the first token and between tokens, with the server's `own` where it has none."""
+        return own.ttft if self.ttft == _NEVER else self.ttft, own.tpot if self.tpot == _NEVER else self.tpot
+
+
+def wanted_of(own: TargetTimes, parts: Sequence[tuple[float, ClassAim]]) -> TargetTimes:
+    """What pools have to keep where so many requests of each class come, `own` being the server's times."""
+    whole = sum(came for came, _ in parts)
+
+    def share(highest: int) -> float:
+        return sum(came for came, aim in parts if aim.priority <= highest) / whole
+
+    firsts = {
+        FirstTokenTarget(aim.times(own)[0], share(aim.priority - 1), share(aim.priority)) for _, aim in parts
+    }
+    timed = sorted((one for one in firsts if one.ttft < _NEVER), key=lambda one: (one.upto, one.ttft))
+    tpot = min(aim.times(own)[1] for _, aim in parts)
+    return replace(own, ttft=_NEVER, tpot=tpot, classes=tuple(timed))
+
 
 class ClassMix:
     """Shares of all requests within `hold` seconds. A request of no class, or of one without a time, is held to the
@@ -62,19 +81,7 @@ class ClassMix:
         of_none = self._all - sum(came for came, _ in parts)
         if of_none > 0:
             parts.append((of_none, ClassAim("")))
-
-        def share(highest: int) -> float:
-            return sum(came for came, aim in parts if aim.priority <= highest) / self._all
-
-        firsts = {
-            FirstTokenTarget(
-                own.ttft if aim.ttft == _NEVER else aim.ttft, share(aim.priority - 1), share(aim.priority)
-            )
-            for _, aim in parts
-        }
-        timed = sorted((one for one in firsts if one.ttft < _NEVER), key=lambda one: (one.upto, one.ttft))
-        tpot = min(own.tpot if aim.tpot == _NEVER else aim.tpot for _, aim in parts)
-        return replace(own, ttft=_NEVER, tpot=tpot, classes=tuple(timed))
+        return wanted_of(own, parts)
 
     def late_share(self, window: SeenWindow) -> float:
         """Of the class that was late most often."""

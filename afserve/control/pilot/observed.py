@@ -36,6 +36,7 @@ class PoolLoad:
     experts_busy: float = 0.0
 
 
+_REPRESENTATIVE = 4.0  # times those that run have to have ended, until their lengths are those of all
 _sums = attrgetter(*(each.name for each in fields(PoolLoad)))
 
 
@@ -105,28 +106,58 @@ class SeenWindow:
 
 @dataclass(slots=True)
 class MeanLengths:
-    """Means over requests that fade: `memory` requests weigh about as much as all before them."""
+    """Means over requests that fade: `memory` requests weigh about as much as all before them.
+
+    Of what came in the beginning short answers end first. Until several times as many have ended as are running, the
+    answer is all tokens that were made, over all requests that ended: what lengths of a constant chance to end have as
+    their likeliest mean, where some are not over yet.
+    """
 
     memory: float = 2000.0
     prompt: float = 0.0
     computed: float = 0.0
     answer: float = 0.0
     square: float = 0.0
+    _came: float = 0.0
+    _ended: float = 0.0
+    _made: float = 0.0  # tokens, while it is young
+    _running: float = 0.0
+    _young: bool = True
+
+    def note_window(self, window: SeenWindow) -> None:
+        """As `note_load`, where it is known how many run."""
+        load = window.load
+        if not self._young or not (window.tpot or self._made):
+            self.note_load(load)
+            return
+        self._note_prompts(load)
+        self._ended += load.ended
+        running, self._running = (self._running + window.running) / 2, window.running
+        self._made += running * window.seconds / window.tpot if window.tpot else 0.0
+        if self._ended:
+            self.answer = max(self._made / self._ended, 1.0)
+        self._young = self._ended < _REPRESENTATIVE * window.running
 
     def note_load(self, load: PoolLoad) -> None:
-        if load.came:
-            mean = load.prompt_tokens / load.came
-            self._fade("prompt", mean, load.came)
-            computed = max(load.prompt_tokens - load.found_tokens, 0.02 * load.prompt_tokens)
-            self._fade("computed", max(computed / load.came, 1.0), load.came)
-            self._fade("square", load.prompt_squares / load.came or 2 * mean * mean, load.came)
+        self._note_prompts(load)
         if load.ended:
-            self._fade("answer", max(load.answer_tokens / load.ended, 1.0), load.ended)
+            self.answer = self._faded(self.answer, load.answer_tokens / load.ended, load.ended, self._ended)
+            self._ended += load.ended
 
-    def _fade(self, name: str, newest: float, count: float) -> None:
-        known = getattr(self, name)
-        weight = count / (count + self.memory) if known else 1.0
-        setattr(self, name, known + weight * (newest - known))
+    def _note_prompts(self, load: PoolLoad) -> None:
+        if not load.came:
+            return
+        came, before, mean = load.came, self._came, load.prompt_tokens / load.came
+        computed = max(load.prompt_tokens - load.found_tokens, 0.02 * load.prompt_tokens)
+        square = load.prompt_squares / came or 2 * mean * mean
+        self.prompt = self._faded(self.prompt, mean, came, before)
+        self.computed = self._faded(self.computed, computed / came, came, before)
+        self.square = self._faded(self.square, square, came, before)
+        self._came += came
+
+    def _faded(self, known: float, newest: float, count: float, before: float) -> float:
+        weight = count / (count + min(before, self.memory))
+        return max(known + weight * (newest - known), 1.0)
 
     @property
     def known(self) -> bool:

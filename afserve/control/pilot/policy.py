@@ -117,7 +117,7 @@ class Policy:
         if self._seen:
             happened = seen.since(self._seen[-1])
             self._rate.note_arrivals(seen.at, happened.seconds, happened.load.came)
-            self._lengths.note_load(happened.load)
+            self._lengths.note_window(happened)
             self._mix.note_window(seen.at, happened)
             if self._seen[-1].sizes == seen.sizes:
                 self._planner.learn_rates(happened)

@@ -64,14 +64,9 @@ def pilot_plan(
         settings.wanted(ttft, tpot),
         settings.pilot_hold,
         settings.hours,
-        tuple(map(_aim, classes)),
+        tuple(one.aim for one in classes),
         settings.pilot_idle,
     )
-
-
-def _aim(one: ServiceClass) -> ClassAim:
-    never = float("inf")
-    return ClassAim(one.name, one.priority, one.ttft or never, one.tpot or never)
 
 
 _UNUSED = (

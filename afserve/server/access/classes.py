@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from afserve.config_ranges import Range
+from afserve.control.pilot.classes import ClassAim
 from afserve.engine.scheduling.request import MAX_PRIORITY, MAX_RETAIN, MAX_SHARE
 from afserve.errors import ConfigError, RequestError, shown
 from afserve.json_file import read_text
@@ -42,6 +43,12 @@ class ServiceClass:
     refuse_late: bool = False
     retain: float = 0.0
     keys: tuple[str, ...] = ()
+
+    @property
+    def aim(self) -> ClassAim:
+        """What a pilot keeps of it."""
+        never = float("inf")
+        return ClassAim(self.name, self.priority, self.ttft or never, self.tpot or never)
 
     def applied(self, asked: Scheduling, later: int = 0) -> Scheduling:
         """A request may come `later` than its class, not sooner, and ask for other times and a longer stay."""

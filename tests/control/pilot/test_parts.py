@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.pilot.judge import Correction, Headroom, Interval
+from afserve.control.pilot.observed import MeanLengths, PoolLoad, SeenWindow
 from afserve.control.pilot.predict import DAY, Forecast
 from afserve.control.pilot.queue import QueueWait
 from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
@@ -48,6 +49,27 @@ def test_headroom_follows_the_share_of_late_requests():
     for _ in range(30):
         late.note_late(0.05, 1.0)
     assert 1.0 < calm.factor < Headroom().factor < late.factor <= 1.4
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_answers_that_are_not_over_count_in_the_beginning(spread):
+    """Ten requests a second, a token each tenth of a second: the mean of those that ended is far too short at first."""
+    draw, lengths = random.Random(2), MeanLengths()
+    asked = [200 * (1 - spread + spread * draw.expovariate(1)) for _ in range(2000)]
+    ended_mean = [0.0, 0.0]
+    for window in range(20):
+        over = [one for n, one in enumerate(asked) if int((n / 10 + one / 10) // 10) == window]
+        running = sum(n / 10 < 10 * window + 10 < n / 10 + one / 10 for n, one in enumerate(asked))
+        tokens = sum(over)
+        load = PoolLoad(
+            100, 1e5, ended=len(over), answer_tokens=tokens, rest_tokens=tokens, rest_seconds=tokens / 10
+        )
+        lengths.note_window(SeenWindow(10.0, PoolSizes(1, 1, 1), load, running))
+        ended_mean = [ended_mean[0] + tokens, ended_mean[1] + len(over)]
+        if window == 2 and spread:
+            assert ended_mean[0] / ended_mean[1] < 0.7 * 200, "short answers end first"
+            assert lengths.answer == pytest.approx(200, rel=0.2)
+    assert lengths.answer == pytest.approx(200, rel=0.1) and lengths.prompt == pytest.approx(1000)
 
 
 def test_noise_asks_for_room():

@@ -4,12 +4,14 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
 from afserve.control.pilot.replay.counts import Packet
-from afserve.control.pilot.replay.days import MadeDay, made_day
+from afserve.control.pilot.replay.days import MadeDay, burst_spans, made_day
 from afserve.control.pilot.replay.events import EventRun
 from afserve.control.pilot.replay.flow import FlowRun
 from afserve.control.pilot.replay.rivals import demand_of, fixed, oracle, replicas
@@ -96,6 +98,38 @@ def test_a_made_day_has_the_requests_and_the_shape_that_it_says():
     bursts = made_day(bursty, PROMPTS, ANSWERS)
     assert bursts[:500] == made_day(bursty, PROMPTS, ANSWERS)[:500]
     assert 4 <= sum(one > 70 for one in rates(bursts, 60)) <= 60
+
+
+@pytest.mark.slow
+def test_clumped_arrivals_have_the_rate_and_the_variation_that_they_say():
+    day = MadeDay(peak=6, trough=1.0, unevenness=0.0, hours=4, seed=1, clumping=2.0)
+    packets = made_day(day, PROMPTS, ANSWERS)
+    between = np.diff([one.at for one in packets])
+    assert len(packets) == pytest.approx(6 * 4 * 3600, rel=0.03) and (between >= 0).all()
+    assert between.std() / between.mean() == pytest.approx(2.0, rel=0.05)
+    bursty = replace(day, bursts=24)
+    spans, by_minute = burst_spans(bursty), rates(made_day(bursty, PROMPTS, ANSWERS), 60)
+    inside = [by_minute[int((begin + end) // 120)] for begin, end in spans if end < 4 * 3600]
+    assert len(spans) >= 2 and min(inside) > 8
+
+
+CHAT, BULK = ClassAim("chat", -10, ttft=1.0), ClassAim("bulk", 10, ttft=60.0)
+
+
+def test_classes_have_their_turn_and_are_counted_by_their_own_times():
+    packets = [replace(one, kind=number % 2) for number, one in enumerate(steady(36, 1200))]
+    counted = []
+    for one_class in (CHAT, replace(CHAT, priority=BULK.priority)):
+        run = FlowRun(STAGES, packets, WANTED, PoolSizes(3, 3, 12), classes=(one_class, BULK))
+        while not run.over:
+            run.advance(run.now + 10)
+        counted.append(run.counts)
+    first, alike = counted
+    chat, bulk = first.of_classes().values()
+    assert chat.came == chat.first == chat.rest == bulk.came == 600
+    assert first.read_late == chat.first_late + bulk.first_late
+    assert chat.first_late < 10 < alike.of_classes()["chat"].first_late, "readers fall behind, not for chat"
+    assert first.read_seconds == pytest.approx(alike.read_seconds, rel=0.05), "somebody waits as long"
 
 
 @pytest.mark.long

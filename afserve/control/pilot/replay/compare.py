@@ -1,9 +1,11 @@
 """A pilot on arrivals, and beside it an oracle, the best fixed sizes and an autoscaler of whole replicas."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from afserve.control.pilot.classes import wanted_of
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import PilotRules, Policy
@@ -11,7 +13,7 @@ from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.rivals import best_oracle, demand_of, fixed, replicas
 from afserve.control.pilot.replay.run import PlayedDay, World, play
 from afserve.control.pilot.replay.tabled import TabledModel
-from afserve.control.pilot.sizes import Demand, Limits, PoolSizes
+from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes
 
 _OF_ORACLE = 0.99  # of its attainment, that fixed sizes have to reach
 _REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit; there may be twice as many
@@ -44,13 +46,16 @@ class Comparison:
 def compare(
     world: World, packets: Sequence[Packet], limits: Limits, rules: PilotRules, replica_start: float
 ) -> Comparison:
-    """Whoever is compared begins with sizes for the first ten minutes. Raises ValueError for no arrivals."""
-    planner = Planner(TabledModel(world.stages), world.wanted, limits)
+    """Whoever is compared begins with sizes for the first ten minutes; all but the pilot know which classes come.
+    Raises ValueError for no arrivals."""
+    planner = Planner(TabledModel(world.stages), _known_wanted(world, packets), limits)
     begun = demand_of([one for one in packets if one.at <= _BEGINNING], min(_BEGINNING, packets[-1].at))
     if begun is None:
         raise ValueError("nothing arrives within the first ten minutes")
     first = planner.best_effort(begun.times(1.2))
-    policy = Policy(planner, rules)
+    aims = [one for one in world.classes if one.name]
+    own = Planner(planner.model, world.wanted, limits) if aims else planner
+    policy = Policy(own, rules, aims)
 
     def look(seen: Observed) -> PoolSizes | None:
         advice = policy.look(seen)
@@ -65,6 +70,16 @@ def compare(
     judged = policy.judge.ttft.compared + policy.judge.tpot.compared
     held = policy.judge.ttft.held + policy.judge.tpot.held
     return Comparison(piloted, knowing, still, scaled, unit, judged, held)
+
+
+def _known_wanted(world: World, packets: Sequence[Packet]) -> TargetTimes:
+    """By the classes that will come."""
+    if not any(one.name for one in world.classes):
+        return world.wanted
+    came: defaultdict[int, float] = defaultdict(float)
+    for one in packets:
+        came[one.kind] += one.weight
+    return wanted_of(world.wanted, [(count, world.classes[kind]) for kind, count in came.items()])
 
 
 def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[PoolSizes, float, float]:

@@ -2,9 +2,10 @@
 
 A made day: the rate follows a cosine with its lowest point at four in the morning (`trough` of the highest), times a
 random part of each five minutes, which is drawn from a Gamma distribution of mean 1 (`unevenness` is its coefficient of
-variation; BurstGPT, arXiv:2401.17644, fits Gamma to bursts) and half of which is kept from one to the next; `bursts` a
-day multiply it by two for 2 to 8 minutes. Arrivals within a second are Poisson's. Lengths are those of the trace, in
-its order, again and again.
+variation) and half of which is kept from one to the next; `bursts` a day multiply it by two for 2 to 8 minutes.
+Arrivals within a second are Poisson's. With `clumping` the times between arrivals are drawn from a Gamma distribution
+instead, of which it is the coefficient of variation, as BurstGPT (arXiv:2401.17644) models bursts; they are stretched
+so that the rate is the same. Lengths are those of the trace, in its order, again and again.
 """
 
 import math
@@ -20,6 +21,8 @@ _DAY = 86_400.0
 _LOWEST = 4 * 3600.0
 _PACKETS = 8.0  # a second at the highest point: more requests travel in heavier packets
 
+Rates = np.ndarray[tuple[int], np.dtype[np.float64]]
+
 
 @dataclass(frozen=True, slots=True)
 class MadeDay:
@@ -31,6 +34,11 @@ class MadeDay:
     bursts: float = 0.0
     hours: float = 24.0
     seed: int = 0
+    clumping: float = 0.0
+
+    @property
+    def _slots(self) -> int:
+        return int(self.hours * 3600 // _SLOT) + 2
 
 
 def made_day(day: MadeDay, prompts: Sequence[float], answers: Sequence[float]) -> list[Packet]:
@@ -38,32 +46,60 @@ def made_day(day: MadeDay, prompts: Sequence[float], answers: Sequence[float]) -
     rng = np.random.default_rng(day.seed)
     rates = _rates(day, rng)
     weight = max(1.0, day.peak / _PACKETS)
-    came = np.cumsum(rng.poisson(rates))
-    upto = (came / weight).astype(int)
-    packets: list[Packet] = []
-    for second, count in enumerate(np.diff(upto, prepend=0).tolist()):
-        for place in range(count):
-            number = len(packets) % len(prompts)
-            at = second + (place + rng.random()) / count
-            packets.append(Packet(at, int(prompts[number]), int(answers[number]), weight))
-    return packets
+    times = _clumped(rates / weight, day.clumping, rng) if day.clumping else _poisson(rates, weight, rng)
+    return [
+        Packet(at, int(prompts[number % len(prompts)]), int(answers[number % len(prompts)]), weight)
+        for number, at in enumerate(times)
+    ]
 
 
-def _rates(day: MadeDay, rng: "np.random.Generator") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+def burst_spans(day: MadeDay) -> list[tuple[float, float]]:
+    """(begin, end) of each burst, in seconds."""
+    rng = np.random.default_rng(day.seed)
+    _uneven(day.unevenness, day._slots, rng)
+    return _bursts(day, rng)
+
+
+def _poisson(rates: Rates, weight: float, rng: np.random.Generator) -> list[float]:
+    upto = (np.cumsum(rng.poisson(rates)) / weight).astype(int)
+    return [
+        second + (place + rng.random()) / count
+        for second, count in enumerate(np.diff(upto, prepend=0).tolist())
+        for place in range(count)
+    ]
+
+
+def _clumped(rates: Rates, variation: float, rng: np.random.Generator) -> list[float]:
+    """Times of a Gamma renewal process of rate 1, at each of which as many are expected to have come."""
+    expected = np.concatenate(([0.0], np.cumsum(rates)))
+    count = int(expected[-1] * 1.2 + 100 * variation * (1 + math.sqrt(expected[-1])))
+    shape = 1 / variation**2
+    came = np.cumsum(rng.gamma(shape, 1 / shape, count))
+    found: list[float] = np.interp(came[came < expected[-1]], expected, np.arange(len(expected))).tolist()
+    return found
+
+
+def _rates(day: MadeDay, rng: np.random.Generator) -> Rates:
     """Requests per second, by second."""
     seconds = np.arange(int(day.hours * 3600), dtype=np.float64)
     wave = (1 - np.cos(2 * math.pi * (seconds - _LOWEST) / _DAY)) / 2
     rates = day.peak * (day.trough + (1 - day.trough) * wave)
-    slots = int(len(seconds) // _SLOT) + 2
-    drawn = _uneven(day.unevenness, slots, rng)
-    rates *= np.interp(seconds / _SLOT, np.arange(slots), drawn)
-    for _ in range(rng.poisson(day.bursts * day.hours / 24)):
-        begin, lasts = rng.uniform(0, day.hours * 3600), rng.uniform(120, 480)
-        rates[int(begin) : int(begin + lasts)] *= 2.0
+    drawn = _uneven(day.unevenness, day._slots, rng)
+    rates *= np.interp(seconds / _SLOT, np.arange(day._slots), drawn)
+    for begin, end in _bursts(day, rng):
+        rates[int(begin) : int(end)] *= 2.0
     return rates
 
 
-def _uneven(variation: float, slots: int, rng: "np.random.Generator") -> list[float]:
+def _bursts(day: MadeDay, rng: np.random.Generator) -> list[tuple[float, float]]:
+    spans = []
+    for _ in range(rng.poisson(day.bursts * day.hours / 24)):
+        begin, lasts = rng.uniform(0, day.hours * 3600), rng.uniform(120, 480)
+        spans.append((begin, begin + lasts))
+    return spans
+
+
+def _uneven(variation: float, slots: int, rng: np.random.Generator) -> list[float]:
     found, kept = [], 1.0
     for _ in range(slots):
         fresh = rng.gamma(1 / variation**2, variation**2) if variation > 0 else 1.0

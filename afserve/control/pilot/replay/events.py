@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.replay.counts import Packet, PacketCounts
 from afserve.control.pilot.replay.tabled import TabledStages
 from afserve.control.pilot.sizes import PoolSizes, TargetTimes
@@ -15,16 +16,17 @@ from afserve.placement.planner.simulate.station import NEVER, SimulatedRequest
 
 @dataclass
 class EventRun:
-    """As `FlowRun`; each packet is one request."""
+    """As `FlowRun`; each packet is one request, of no class."""
 
     stages: TabledStages
     packets: Sequence[Packet]
     wanted: TargetTimes
     sizes: PoolSizes
     now: float = 0.0
-    counts: PacketCounts = field(default_factory=PacketCounts)
+    counts: PacketCounts = field(init=False)
 
     def __post_init__(self) -> None:
+        self.counts = PacketCounts(self.wanted, (ClassAim(""),))
         reads, decodes = self.stages.pools(self.sizes)
         layout = PhaseLayout(self.stages.chunk, reads=(reads,), decodes=(decodes,), pieces=self.stages.pieces)
         asked = [SimulatedRequest(one.at, one.prompt, one.answer) for one in self.packets]
@@ -56,7 +58,7 @@ class EventRun:
         self._note_firsts()
         for number in ended:
             times = self._run.times[number]
-            self.counts.note_ended(self.packets[number], times.first, times.ended, self.wanted)
+            self.counts.note_ended(self.packets[number], times.first, times.ended)
         self.counts.reader_seconds = self._run.reading_seconds
 
     def _note_came(self) -> None:
@@ -73,5 +75,5 @@ class EventRun:
             if first == NEVER:
                 left.append(number)
             else:
-                self.counts.note_first(self.packets[number], first, self.wanted)
+                self.counts.note_first(self.packets[number], first)
         self._unread = left

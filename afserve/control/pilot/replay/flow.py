@@ -1,9 +1,10 @@
 """Requests on three pools that change size, second by second: days of hundreds of devices in seconds of computing.
 
-Requests travel in packets: `weight` requests of one length that come together. Readers take prompts in order of
-arrival, as fast as all of them are, but none sooner than one reader can; a request then waits for room where it is
-decoded, and gets tokens at the pace of the steps of that second (`tabled.Pace`). `tests/control/pilot` compares it with
-the planner's event-by-event simulator. It decides nothing about sizes.
+Requests travel in packets: `weight` requests of one length that come together. Readers take prompts by the priority of
+their class and then in order of arrival, as fast as all of them are, but none sooner than one reader can; a request
+then waits for room where it is decoded, likewise, and gets tokens at the pace of the steps of that second
+(`tabled.StepPace`). `tests/control/pilot` compares it with the planner's event-by-event simulator. It decides nothing
+about sizes.
 """
 
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.replay.counts import Packet, PacketCounts
 from afserve.control.pilot.replay.tabled import StepPace, TabledStages
 from afserve.control.pilot.sizes import PoolSizes, TargetTimes
@@ -29,16 +31,20 @@ class FlowRun:
     sizes: PoolSizes
     slower: float = 1.0
     tick: float = 1.0
+    classes: Sequence[ClassAim] = (ClassAim(""),)
     now: float = 0.0
-    counts: PacketCounts = field(default_factory=PacketCounts)
+    counts: PacketCounts = field(init=False)
     running: float = 0.0
     queued: float = 0.0  # prompt tokens that are not read
 
     def __post_init__(self) -> None:
         self._next = 0
-        self._queue: deque[list[float]] = deque()  # [tokens left, number]
+        self.counts = PacketCounts(self.wanted, self.classes)
+        turns = sorted({one.priority for one in self.classes})
+        self._turn = [turns.index(one.priority) for one in self.classes]  # of each kind
+        self._queues: list[deque[list[float]]] = [deque() for _ in turns]  # [tokens left, number]
         self._handed: list[tuple[float, int]] = []  # (when its KV is there, number)
-        self._waiting: deque[tuple[float, int]] = deque()  # for room
+        self._waiting: list[tuple[int, float, int]] = []  # for room: (turn, when its KV is there, number)
         self._ends: list[tuple[float, int, float]] = []  # (common count at its end, number, first token)
         self._progress = self._context = self._kept = self._reading = 0.0
         self._prompt = self._answer = 1.0
@@ -58,7 +64,7 @@ class FlowRun:
     @property
     def over(self) -> bool:
         return self._next == len(self.packets) and not (
-            self._queue or self._handed or self._waiting or self._ends
+            any(self._queues) or self._handed or self._waiting or self._ends
         )
 
     @property
@@ -84,17 +90,27 @@ class FlowRun:
         packets, counts = self.packets, self.counts
         while self._next < len(packets) and packets[self._next].at < end:
             one = packets[self._next]
-            self._queue.append([one.prompt * one.weight, self._next])
+            self._queues[self._turn[one.kind]].append([one.prompt * one.weight, self._next])
             self.queued += one.prompt * one.weight
             counts.note_came(one)
             self._prompt += _NEWEST * (one.prompt - self._prompt)
             self._answer += _NEWEST * (one.answer - self._answer)
             self._next += 1
 
+    def _next_queue(self, at: float) -> deque[list[float]] | None:
+        """The first by turn in which somebody waits then; else where somebody comes next."""
+        queues = [one for one in self._queues if one]
+
+        def came(queue: deque[list[float]]) -> float:
+            return self.packets[int(queue[0][1])].at
+
+        first = next((one for one in queues if came(one) <= at), None)
+        return first or min(queues, key=came, default=None)
+
     def _read(self, end: float) -> None:
         rate, at, busy = self.sizes.prefill * self._pace.read_rate, self.now, 0.0
-        while self._queue and at < end:
-            head = self._queue[0]
+        while at < end and (queue := self._next_queue(at)):
+            head = queue[0]
             one = self.packets[int(head[1])]
             at = max(at, one.at)
             taken = min(head[0], rate * (end - at))
@@ -104,7 +120,7 @@ class FlowRun:
             self.queued -= taken
             if head[0] > 1e-6:
                 break
-            self._queue.popleft()
+            queue.popleft()
             done = max(at, one.at + one.prompt / self._pace.read_rate)
             heappush(self._handed, (done + self.stages.tables.hand_over(one.prompt), int(head[1])))
         self._reading = self.sizes.prefill * busy / (end - self.now)
@@ -112,23 +128,24 @@ class FlowRun:
 
     def _admit(self, end: float) -> None:
         while self._handed and self._handed[0][0] < end:
-            self._waiting.append(heappop(self._handed))
+            ready, number = heappop(self._handed)
+            heappush(self._waiting, (self._turn[self.packets[number].kind], ready, number))
         step = max(self._pace.step, _SHORT_STEP)
         pace = self.stages.yielded / step
         while self._waiting:
-            ready, number = self._waiting[0]
+            _, ready, number = self._waiting[0]
             one = self.packets[number]
             room = (one.prompt + one.answer) * one.weight
             if self._kept and self._kept + room > self._room:
                 return
-            self._waiting.popleft()
+            heappop(self._waiting)
             first = max(ready, self.now) + step / 2
             begins = self._progress + (first - self.now) * pace
             heappush(self._ends, (begins + max(one.answer - 1, 0), number, first))
             self._kept += room
             self.running += one.weight
             self._context += (one.prompt + one.answer / 2) * one.weight
-            self.counts.note_first(one, first, self.wanted)
+            self.counts.note_first(one, first)
 
     def _decode(self, end: float) -> None:
         step = max(self._pace.step, _SHORT_STEP)
@@ -147,4 +164,4 @@ class FlowRun:
         self.running = max(0.0, self.running - one.weight)
         self._kept = max(0.0, self._kept - (one.prompt + one.answer) * one.weight)
         self._context = max(0.0, self._context - (one.prompt + one.answer / 2) * one.weight)
-        self.counts.note_ended(one, first, ended, self.wanted)
+        self.counts.note_ended(one, first, ended)

@@ -5,8 +5,9 @@ for until then too. Whoever sizes is asked every few seconds and sees only what 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.events import EventRun
@@ -30,11 +31,13 @@ class World:
     slower: float = 1.0
     tick: float = 1.0
     look: float = 10.0
+    classes: tuple[ClassAim, ...] = (ClassAim(""),)
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedDay:
-    """`met`: the share of requests in time in both. `changes` have the second and the sizes since then."""
+    """`met`: the share of requests in time in both; `by_class` likewise, of each class that came. `changes` have the
+    second and the sizes since then."""
 
     met: float
     first_late: float
@@ -42,6 +45,7 @@ class PlayedDay:
     device_hours: float
     hours: float
     changes: tuple[tuple[float, PoolSizes], ...]
+    by_class: dict[str, float] = field(default_factory=dict)
 
     @property
     def most(self) -> int:
@@ -54,9 +58,8 @@ class PlayedDay:
 
 
 def play(world: World, packets: Sequence[Packet], first: PoolSizes, sizer: Sizer) -> PlayedDay:
-    return play_on(
-        world, FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick), sizer
-    )
+    run = FlowRun(world.stages, packets, world.wanted, first, world.slower, world.tick, classes=world.classes)
+    return play_on(world, run, sizer)
 
 
 def play_on(world: World, run: FlowRun | EventRun, sizer: Sizer) -> PlayedDay:
@@ -87,8 +90,14 @@ def play_on(world: World, run: FlowRun | EventRun, sizer: Sizer) -> PlayedDay:
         paid / 3600,
         until / 3600,
         tuple(changes),
+        {
+            aim.name: kind.met / kind.came
+            for aim, kind in zip(counts.classes, counts.kinds, strict=True)
+            if aim.name and kind.came
+        },
     )
 
 
 def _observed(run: FlowRun | EventRun, settled: bool) -> Observed:
-    return Observed(run.now, run.sizes, run.counts.load(), settled, run.running, run.queued)
+    counts = run.counts
+    return Observed(run.now, run.sizes, counts.load(), settled, run.running, run.queued, counts.of_classes())
