@@ -5,7 +5,8 @@
 A conversation's answer has reasoning that the template leaves out of the next prompt: so behind the last prompt nothing
 of it is found. With and without the next turn's certain part computed ahead, in turns: seconds from asking to the first
 token, and tokens left to compute. Then requests that come at random times, to a node that is else idle and to one that
-always has something to compute ahead, in turns. Run it on a quiet machine.
+always has something to compute ahead, in turns: many of them, so that it hardly rests, and so few that it nearly always
+has begun with that. Run it on a quiet machine.
 """
 
 import argparse
@@ -31,7 +32,7 @@ HISTORY, ANSWER, RESULT = (
     60,
 )  # tokens: of the last prompt, of its answer without reasoning, of what is said
 ARRIVES = 200  # tokens of a prompt that comes at a random time
-BUSY = 0.4  # of the time
+BUSY = {0.4: 400, 0.05: 150}  # of the time; requests of each turn
 _ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -76,16 +77,17 @@ def next_turns(rounds: int) -> dict[str, list[tuple[float, int]]]:
     return found
 
 
-def arrivals(count: int, *, ahead: bool, seed: int) -> list[float]:
-    """Seconds to first tokens of requests that come at random times."""
+def arrivals(busy: float, alone: float, *, ahead: bool, seed: int) -> list[float]:
+    """Seconds to first tokens of requests that come at random times, of which one `alone` takes so long."""
     asker, draw = Asker(seed), random.Random(seed)
-    alone = statistics.median(asker.ask(asker.words(ARRIVES))[0] for _ in range(20))
+    for _ in range(20):
+        asker.ask(asker.words(ARRIVES))
     due, times, since, now = time.perf_counter(), list[float](), dict[int, float](), 0.0
-    while len(times) < count:
+    while len(times) < BUSY[busy]:
         now = time.perf_counter()
         if now >= due:
             since[asker.submit(asker.words(ARRIVES))] = due
-            due += draw.expovariate(BUSY / alone)
+            due += draw.expovariate(busy / alone)
         if ahead and not asker.node.busy:
             asker.submit(asker.words(HISTORY), ahead=True)
         for event in asker.node.step() if asker.node.busy else ():
@@ -103,7 +105,7 @@ def main() -> None:
         prog="python -m bench.warm_ahead", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--requests", type=int, default=400, help="of each kind and round")
+    parser.add_argument("--turns", type=int, default=6, help="of each kind, with the same times of arrival")
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -114,14 +116,18 @@ def main() -> None:
         )
         print(f"next turn, {name:8} first token {1e3 * seconds:7.2f} ms, {tokens:5.0f} tokens to compute")
         rows.append({"what": "next turn", "how": name, "p50_ms": round(1e3 * seconds, 3), "tokens": tokens})
-    waits: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(4):
-        waits[bool(turn % 2)] += arrivals(options.requests, ahead=bool(turn % 2), seed=7 + turn // 2)
-    for busy, times in waits.items():
-        name = "something ahead" if busy else "else idle"
-        p50, p99 = 1e3 * late(times, 0.5), 1e3 * late(times, 0.99)
-        print(f"waiting, {name:16} first token p50 {p50:7.2f} ms, p99 {p99:7.2f} ms")
-        rows.append({"what": "waiting", "how": name, "p50_ms": round(p50, 3), "p99_ms": round(p99, 3)})
+    asker = Asker(3)
+    alone = statistics.median([asker.ask(asker.words(ARRIVES))[0] for _ in range(60)][20:])
+    for share in BUSY:
+        waits: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * options.turns):
+            ahead, seed = bool(turn % 2), 7 + turn // 2
+            waits[ahead] += arrivals(share, alone, ahead=ahead, seed=seed)
+        for ahead, times in waits.items():
+            name = f"{share:.0%} busy, {'something ahead' if ahead else 'else idle'}"
+            p50, p99 = 1e3 * late(times, 0.5), 1e3 * late(times, 0.99)
+            print(f"waiting, {name:26} first token p50 {p50:7.2f} ms, p99 {p99:7.2f} ms")
+            rows.append({"what": "waiting", "how": name, "p50_ms": round(p50, 3), "p99_ms": round(p99, 3)})
     if options.save:
         with Path(options.save).open("a") as file:
             file.writelines(json.dumps({**row, **origin()}) + "\n" for row in rows)

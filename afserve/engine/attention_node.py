@@ -128,9 +128,7 @@ class AttentionNode(Generic[T]):
 
     def lose(self, expert: int, why: str) -> None:
         """Wait for an expert node no more: its rows go to replicas at once, or wait until its experts stand elsewhere.
-
-        What the link has noticed by itself may be said again; a node that is not known is no error.
-        """
+        What the link has noticed by itself may be said again; a node that is not known is no error."""
         self._link.lose(expert, why)
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
@@ -189,7 +187,7 @@ class AttentionNode(Generic[T]):
             self._tickets[index] = next(loop)
             self._meter.ran(index, start)
             done = self._micro_batches[index].steps > before
-            advanced = done or self._tickets[index] is not None
+            advanced = done or self._tickets[index] is not None or self._micro_batches[index].paused
             if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
                 pool = ran.rows * self._link.called.take_others(index)
                 self._drafting.note_step(
@@ -203,18 +201,15 @@ class AttentionNode(Generic[T]):
     def _repace(self, pace: Pace, micro_batch: MicroBatch[T]) -> None:
         """A micro-batch ended a step: measure, and set how many take part from now on."""
         tokens = sum(len(event.token_ids) for event in micro_batch.events)
-        running = self._scheduler.running
-        pace.observe(self._meter.now(), tokens, running, decode_only=micro_batch.decode_only)
+        pace.observe(self._meter.now(), tokens, self._scheduler.running, decode_only=micro_batch.decode_only)
         self._scheduler.active = pace.active
 
     def _take_events(self) -> list[TokenEvent]:
         events: list[TokenEvent] = []
         for micro_batch in self._micro_batches:
-            if micro_batch.events:
-                events += micro_batch.events
-                micro_batch.events.clear()
-        for event in events:
-            self._generated_tokens += len(event.token_ids)
+            events += micro_batch.events
+            micro_batch.events.clear()
+        self._generated_tokens += sum(len(event.token_ids) for event in events)
         return events
 
     @property
@@ -226,6 +221,11 @@ class AttentionNode(Generic[T]):
     def held(self) -> bool:
         """Whether only other nodes' part of a prompt can let it go on."""
         return self.stalled and not self.under_way and self._scheduler.shares
+
+    @property
+    def rests(self) -> float:
+        """Seconds until what nobody waits for may go on, where there is nothing else."""
+        return 0.0 if self._scheduler.running else self._scheduler.open.rests(self._meter.now())
 
     @property
     def under_way(self) -> bool:
@@ -273,7 +273,7 @@ class AttentionNode(Generic[T]):
         return self._scheduler.written_names()
 
     def written_names_of(self, handle: int) -> list[Hash]:
-        return self._scheduler.written_names_of(handle)
+        return self._scheduler.open.written_names_of(handle)
 
     @property
     def queued_tokens(self) -> int:

@@ -29,7 +29,7 @@ from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.routed_rows import note_routed, take_routed
-from afserve.engine.step.runner import StepRunner, T
+from afserve.engine.step.runner import StepRun, StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
@@ -82,6 +82,7 @@ class MicroBatch(Generic[T]):
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
+        self.paused = False  # between two layers, where it can go on at once
         self.ran: RanStep | None = None  # the last step, where its drafts are to be priced
         self.plan: StepPlan | None = None
 
@@ -94,7 +95,7 @@ class MicroBatch(Generic[T]):
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
                 self._drafting.propose(decoding, room, self._meter.now)
                 since = self._meter.now()
-            self.plan = self._scheduler.plan(self.index)
+            self.plan = self._scheduler.plan(self.index, since)
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)
             if self.plan is None:
@@ -113,7 +114,8 @@ class MicroBatch(Generic[T]):
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             try:
-                x_RH = yield from self._runner.run_step(step)
+                run = self._runner.run_step(step)
+                x_RH = yield from self._in_pauses(run) if step.ahead else run
             except Abandoned:
                 self._abandon(self.plan)
                 continue
@@ -137,8 +139,10 @@ class MicroBatch(Generic[T]):
                     self.ran = ran._replace(passes=passes, verified=verified)
                 else:
                     self._drafting.rest_step(seconds)
-            if 2 * step.decodes <= step.tokens and step.shared is None:
+            if 2 * step.decodes <= step.tokens and step.shared is None and not step.ahead:
                 self._meter.prefilled(step.tokens, began)
+            if not step.ahead:
+                self._scheduler.open.rest_from(self._meter.now())
             self.plan = None
             self.steps += 1
             yield None
@@ -152,8 +156,24 @@ class MicroBatch(Generic[T]):
         self.plan, self.decode_only, self.ran = None, False, None
         self.steps += 1
 
+    def _in_pauses(self, run: StepRun[T]) -> StepRun[T]:
+        """A step that nobody waits for. Where somebody asks meanwhile, it ends before its next layer: raises
+        Abandoned."""
+        while True:
+            try:
+                ticket = next(run)
+            except StopIteration as ended:
+                x_RH: Tensor = ended.value
+                return x_RH
+            self.paused = ticket is None
+            yield ticket
+            self.paused = False
+            if ticket is None and self._scheduler.open.gives_way:
+                run.throw(Abandoned("somebody asks meanwhile"))
+
     def _abandon(self, plan: StepPlan) -> None:
-        """Other nodes' part did not come: the step ends before a layer, with nothing on its way."""
+        """Other nodes' part did not come, or who asks comes first: the step ends before a layer, with nothing on its
+        way."""
         for ended in self._scheduler.abandon(plan):
             request = ended.sequence.request
             self.events.append(TokenEvent(request.handle, (), ended.reason, purpose=request.purpose))

@@ -123,6 +123,7 @@ class ScriptedNode:
     """Gives each request two tokens, one per step; every second step finds nothing to do."""
 
     held = under_way = False
+    rests = 0.0
 
     def __init__(self):
         self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
@@ -243,6 +244,28 @@ def test_what_nobody_waits_for_begins_when_there_is_nothing_else():
     assert kv.looked == [(1, False), (2, False), (4, False)]
     ends = [event.handle for said in gateways.said(Tokens) for event in said.events if event.finish_reason]
     assert ends == [1, 2, 4] and max(stream.waits[1:6]) == 0.0, "it did not sleep over it"
+
+
+def test_a_node_that_rests_sleeps_until_somebody_comes_or_it_is_over():
+    class Resting(ScriptedNode):
+        rests = 0.06
+
+        def step(self):
+            assert not self.rests, "it rests"
+            return super().step()
+
+    node = Resting()
+
+    class Script(ScriptedStream):
+        def receive(self, timeout):
+            if len(self.waits) == 4:
+                node.rests = 0.0
+            return super().receive(timeout)
+
+    stream = Script([submit(1)], [], [], [], [], [], [], [Shutdown()])
+    loop(node, stream, ScriptedGateways()).run()
+    assert stream.waits[1:4] == [0.06] * 3 and stream.waits[5] == 0.0
+    assert not node.busy
 
 
 class Lending(NoKv):

@@ -58,9 +58,7 @@ def served(cluster: LocalCluster, request: GenerationRequest, moves: list[int]) 
                 if event.handle == request.handle:
                     answer.add(event)
         node.cancel(request.handle)
-        while (
-            request.handle in node._scheduler._by_handle
-        ):  # it was in flight: its late end is nobody's answer
+        while request.handle in node._scheduler.open:  # it was in flight: its late end is nobody's answer
             cluster.step()
         turn += 1
     return answer

@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afserve.config import EngineConfig
+from afserve.clock import FakeClock
+from afserve.config import EngineConfig, ModelSource
+from afserve.engine.build import colocated
 from afserve.engine.scheduling.fair_share import MOST_AHEAD
-from afserve.engine.scheduling.open_requests import AHEAD_TOKENS
+from afserve.engine.scheduling.open_requests import AHEAD_TOKENS, REST
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.errors import OverloadedError
+from tests.engine.driving import config, drive
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
@@ -136,7 +140,7 @@ def test_who_asks_waits_for_no_more_than_one_small_step(arrivals, early, micro_b
 
     def done(first, ran, s, tokens):
         for handle in ran:
-            known = s._by_handle.get(handle)
+            known = s.open.get(handle)
             if handle < 1000 and handle not in first and (known is None or known.output_length):
                 first[handle] = tokens
 
@@ -155,3 +159,95 @@ def test_a_cancelled_one_leaves_nothing():
     s.submit(replace(ahead(2, prompt(2, 20)), retain=5.0))
     s.cancel(2)
     assert not s.busy
+
+
+LAYER = 0.004  # seconds of a scripted layer, whatever its rows
+
+
+class Timed:
+    """A node by a scripted clock: every layer that is computed takes `LAYER`, nothing else takes any time. `computed`:
+    whose each one was, and when it began. In the middle of one, `during` may do something."""
+
+    def __init__(self, folder):
+        self.clock, self.during = FakeClock(100.0), lambda: None
+        self.computed: list[tuple[int, float]] = []
+        self.node = colocated(ModelSource(str(folder), "tiny"), config(max_batch_tokens=96))
+        self.node._meter.now = self.clock.now
+        (self.micro_batch,), link = self.node._micro_batches, self.node._link
+        dispatch = link.dispatch
+
+        def timed(*args, **more):
+            assert self.micro_batch.plan is not None
+            (chunk,) = self.micro_batch.plan.chunks
+            self.computed.append((chunk.sequence.request.handle, self.clock.now()))
+            self.clock.advance(LAYER / 2)
+            self.during()
+            self.clock.advance(LAYER / 2)
+            return dispatch(*args, **more)
+
+        link.dispatch = timed  # type: ignore[method-assign]
+
+    def run(self, *requests):
+        return drive(self.node, requests)
+
+
+@pytest.fixture
+def timed(tiny_checkpoint, monkeypatch):
+    """A node of this family that computes layer by layer."""
+    monkeypatch.setattr("afserve.engine.step.stack_runner.fits_one_call", lambda step, meter: False)
+    return lambda name: Timed(tiny_checkpoint(name))
+
+
+def words(seed, length):
+    return tuple(3 + (seed * 977 + at * 31) % 199 for at in range(length))
+
+
+def tokens_of(events, handle):
+    return [token for event in events if event.handle == handle for token in event.token_ids]
+
+
+@pytest.mark.parametrize("name", ["v3", "qwen3-next"])
+@pytest.mark.parametrize("layers", range(1, 6))
+def test_who_comes_in_the_middle_of_a_layer_waits_for_its_end(name, layers, timed):
+    """Whichever layer of whichever step it is. What ended in the middle is computed again, states and all: tokens are
+    those of a node that computes nothing ahead."""
+    plain, mine, later = timed(name), words(5, 60), words(1, 180)
+    expected = (
+        tokens_of(plain.run(asked(7, mine, most=4)), 7),
+        tokens_of(plain.run(asked(8, later, most=4)), 8),
+    )
+    beside, came = timed(name), []
+
+    def come():
+        if len(beside.computed) == layers:
+            beside.node.submit(asked(7, mine, most=4))
+            came.append(beside.clock.now())
+
+    beside.during = come
+    beside.node.submit(ahead(1, later))
+    events = []
+    for _ in range(100):
+        events += beside.node.step()
+    own = next(began for handle, began in beside.computed if handle == 7)
+    assert own - came[0] == pytest.approx(LAYER / 2), "no layer but the one under way came first"
+    assert tokens_of(events, 7) == expected[0]
+    beside.clock.advance(REST)
+    beside.run()
+    events = beside.run(asked(8, later, most=4))
+    assert tokens_of(events, 8) == expected[1] and events[0].cached_tokens >= 168
+
+
+def test_a_node_rests_before_it_computes_ahead(timed):
+    """For a stated time behind the last step that somebody waited for, and it says for how long."""
+    one = timed("v3")
+    one.run(asked(1, words(1, 20)))
+    one.node.submit(ahead(2, words(1, 60)))
+    before = len(one.computed)
+    assert one.node.rests == pytest.approx(REST)
+    one.clock.advance(REST - 0.001)
+    assert not one.node.step() and len(one.computed) == before and one.node.stalled
+    assert one.node.rests == pytest.approx(0.001)
+    one.clock.advance(0.002)
+    assert one.node.rests == 0.0
+    one.run()
+    assert len(one.computed) > before and one.node.stats().ahead_tokens == 60 - 16

@@ -101,3 +101,21 @@ def test_books_are_right_through_any_life(seed, blocks):
             pool.hold(some)
             held.append(some)
         pool.check(held)
+
+
+def test_a_chain_is_brought_only_where_nothing_that_others_wait_for_makes_room():
+    pool = BlockPool(64, SIZE, clock=FakeClock(0.0))
+    room = pool.awaited.room_for
+    assert room(60, 0, pool.available), "nobody runs: there is as much as there ever is"
+    came(pool, 20, 100)
+    running = pool.allocate(10)
+    assert pool.available == 54 and room(12, 0, 54) and not room(13, 0, 54), (
+        "half of the blocks are kept for who waits"
+    )
+    assert room(6, 6, 54) and not room(7, 6, 54), "what is under way counts"
+    more = pool.allocate(22)
+    assert room(10, 0, pool.available) and not room(11, 0, pool.available), (
+        "32 idle, 20 awaited, 2 for who runs"
+    )
+    pool.release(running + more)
+    assert room(60, 0, pool.available), "nobody runs: nobody begins either"

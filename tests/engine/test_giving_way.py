@@ -298,7 +298,7 @@ def test_the_lowest_priority_leaves_first_then_the_least_to_compute_again():
     for count in (1, 2):
         while node.made.preemptions < count:
             node.turn()
-        left.append([node.made._by_handle[handle].preemptions for handle in (batch, elder, young)])
+        left.append([node.made.open[handle].preemptions for handle in (batch, elder, young)])
     assert left == [[1, 0, 0], [1, 0, 1]]
 
 

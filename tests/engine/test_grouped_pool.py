@@ -167,13 +167,13 @@ def test_any_schedule_keeps_what_sequences_see(seed):
     for turn in range(12000):
         if turn > 4000 and not scheduler.busy:
             break
-        if turn <= 4000 and len(scheduler._by_handle) < 8 and dice.random() < 0.3:
+        if turn <= 4000 and len(scheduler.open) < 8 and dice.random() < 0.3:
             prompt = (7,) * dice.randint(0, 40) + (dice.randint(1, 3),) * dice.randint(1, 40)
             params = SamplingParams(max_tokens=dice.randint(1, 30), temperature=0.0, ignore_eos=True)
             retain = 60.0 if dice.random() < 0.3 else 0.0
             scheduler.submit(GenerationRequest(next(handles), prompt, params, retain=retain))
-        if scheduler._by_handle and dice.random() < 0.02:
-            scheduler.cancel(dice.choice(list(scheduler._by_handle)))
+        if scheduler.open and dice.random() < 0.02:
+            scheduler.cancel(dice.choice(list(scheduler.open)))
         index = dice.randrange(2)
         if index in plans:
             plan = plans.pop(index)

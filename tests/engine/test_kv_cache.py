@@ -57,7 +57,7 @@ def move(sequence, node):
     moved.tokens, moved.computed, moved.blocks = list(sequence.tokens), sequence.computed, blocks
     moved.started, moved.micro_batch = True, 0
     node._scheduler._order += 1
-    node._scheduler._by_handle[request.handle] = moved
+    node._scheduler.open[request.handle] = moved
     node._scheduler._running.enter(moved, 0)
     return blocks
 

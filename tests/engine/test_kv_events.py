@@ -59,12 +59,12 @@ def churned(pool, told, draw, calls):
     texts = [tuple(draw.randrange(1, 4) for _ in range(40)) for _ in range(3)]
     for call in range(calls):
         kind = draw.randrange(6)
-        if kind == 0 and len(scheduler._by_handle) < 6:
+        if kind == 0 and len(scheduler.open) < 6:
             prompt = draw.choice(texts)[: draw.randrange(1, 40)]
             params = SamplingParams(max_tokens=draw.randrange(1, 12), temperature=0.0, ignore_eos=True)
             scheduler.submit(GenerationRequest(call, prompt, params, cache_salt=draw.choice(("", "", "own"))))
-        elif kind == 1 and scheduler._by_handle and draw.random() < 0.2:
-            scheduler.cancel(draw.choice(list(scheduler._by_handle)))
+        elif kind == 1 and scheduler.open and draw.random() < 0.2:
+            scheduler.cancel(draw.choice(list(scheduler.open)))
         elif kind < 5 and (batch := draw.randrange(2)) not in plans:
             if (plan := scheduler.plan(batch)) is not None:
                 plans[batch] = plan

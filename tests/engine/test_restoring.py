@@ -20,6 +20,7 @@ from afserve.engine.kv.cache import Fingerprint
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
 from afserve.engine.kv.moving.moves import KvMoves
 from afserve.engine.kv.moving.open import KvPlace, open_tiers
+from afserve.engine.kv.moving.restoring import IN_LINE
 from afserve.engine.kv.tiers import KvTiers, Restored
 from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, TokenEvent
@@ -50,6 +51,7 @@ class Tiers(KvTiers):
     def __init__(self):
         self.there = [("disk", 10)]
         self.limits, self.most, self.cancelled, self.ended, self.turns = [], [], [], [], []
+        self.room = True
 
     def look(self, names):
         found, left = [], len(names)
@@ -57,6 +59,9 @@ class Tiers(KvTiers):
             found.append((tier, min(left, count)))
             left -= found[-1][1]
         return [(tier, count) for tier, count in found if count]
+
+    def has_room(self, names, blocks):
+        return self.room
 
     def restore(self, names, limit, most=None, *, awaited=True):
         self.limits.append(limit)
@@ -115,6 +120,31 @@ def test_a_request_waits_for_its_blocks_and_goes_on_with_what_came(scene):
     assert scene.side.turn() == [request(2)]
     (line,) = scene.said
     assert line == "request 2: 4 of 10 blocks came from the disk in 10.0 ms; 96 tokens are computed again"
+
+
+def test_where_there_is_no_room_they_stand_in_a_line(scene):
+    """Whoever comes later stands behind; a line has an end, and who goes leaves it."""
+    scene.tiers.room = False
+    for handle in (1, 2, 3, 4):
+        assert scene.side.restore(request(handle))
+    assert scene.side.turn() == [] and not scene.tiers.limits and scene.side.busy
+    scene.side.cancel(2)
+    scene.clock.advance(IN_LINE / 2)
+    assert scene.side.restore(request(5))
+    scene.tiers.room = True
+    assert scene.side.restore(request(6)) and not scene.tiers.limits, "nobody passes by"
+    assert scene.side.turn() == [] and len(scene.tiers.limits) == 5
+    scene.tiers.ends(2, 10, 0.01)
+    assert [one.handle for one in scene.side.turn()] == [3]
+    scene.tiers.room = False
+    assert scene.side.restore(request(7))
+    scene.clock.advance(IN_LINE - 0.01)
+    assert scene.side.turn() == []
+    scene.clock.advance(0.02)
+    assert [one.handle for one in scene.side.turn()] == [7], "it is computed"
+    assert scene.side.restore(request(8))
+    scene.tiers.there = []
+    assert [one.handle for one in scene.side.turn()] == [8], "nothing is left to wait for"
 
 
 def test_what_is_not_there_is_computed(scene):

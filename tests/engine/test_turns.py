@@ -12,7 +12,7 @@ LENGTH = st.integers(1, 390)
 
 
 def left(made):
-    return [sequence.prompt_left for sequence in made._by_handle.values()]
+    return [sequence.prompt_left for sequence in made.open.values()]
 
 
 def finish(asked, most=5000):
@@ -100,13 +100,13 @@ def test_none_goes_before_an_elder_one_that_is_as_short(events, places, blocks, 
         if event == "step":
             asked.turn()
         elif event == "cancel":
-            made.cancel(min(made._by_handle, default=0))
+            made.cancel(min(made.open, default=0))
         else:
             asked.submit(A, event, answer)
-        for sequence in made._by_handle.values():
+        for sequence in made.open.values():
             turn, length = turns.setdefault(sequence.order, (sequence.turn, len(sequence.request.prompt_ids)))
             assert sequence.turn == turn
-        mine = [turns[sequence.order] for sequence in made._by_handle.values()]
+        mine = [turns[sequence.order] for sequence in made.open.values()]
         for place, (turn, length) in enumerate(mine):
             assert all(turn > elder for elder, tokens in mine[:place] if tokens <= length)
     finish(asked)
@@ -120,13 +120,13 @@ def test_what_is_computed_again_lets_none_go_before_its_elder():
     while len(asked.first) < 2:
         asked.turn()
     elder = asked.submit(A, 10)
-    preempted = made._by_handle[1]
+    preempted = made.open[1]
     turn = preempted.turn
     while not made.preemptions:
         asked.turn()
     younger = asked.submit(A, 10)
     assert preempted.preemptions == 1 and preempted.turn == turn
-    assert made._by_handle[elder].turn < made._by_handle[younger].turn
+    assert made.open[elder].turn < made.open[younger].turn
     assert made._waiting.first() is preempted, "it keeps its turn"
     finish(asked)
 
@@ -153,7 +153,7 @@ def test_a_long_prompt_has_its_turn_however_many_short_ones_come(flood, own, lat
                 asked.submit(A, later[asked.handles % len(later)])
             except OverloadedError:
                 break
-        most = max(most, sum(handle > mine for handle in asked.made._by_handle))
+        most = max(most, sum(handle > mine for handle in asked.made.open))
         computed += asked.turn()["a"]
         harmonic = sum(1 / count for count in range(1, most + 2))
         assert computed <= (found + own) * (harmonic + 1) + BUDGET
@@ -169,7 +169,7 @@ def test_cached_tokens_make_a_prompt_short():
     asked.turn()
     asked.handles = first  # the same prompt and salt
     again = asked.submit(A, 300)
-    assert asked.made._by_handle[again].lacks == 300 - 296
+    assert asked.made.open[again].lacks == 300 - 296
     del asked.first[again]
     before = asked.step
     while again not in asked.first:

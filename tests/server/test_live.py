@@ -79,18 +79,12 @@ def test_a_reader_is_sent_where_experts_stand_and_then_frames(looked, http):
         assert reply.headers["content-type"].startswith("text/event-stream")
         told = (event for event in events(reply) if event[0] != "timeline")  # that comes when it is drawn
         (begun, past), (first, placed), (second, frame), (third, later) = itertools.islice(told, 4)
-    assert begun == "history" and set(past) == {
-        "at",
-        "generated",
-        "prompt",
-        "kv",
-        "first_token",
-        "inter_token",
-    }
+    assert begun == "history" and set(past) == {"at", "rates", "kv", "keys", "first_token", "inter_token"}
     assert (first, second, third) == ("placement", "frame", "frame")
     assert placed == {"epoch": 3, "holders": [[[0, 1], [1]], [[0, 1], [1]]]}
     assert frame["status"]["nodes"][0]["name"] == "attention-0" and frame["status"]["model"]["id"] == "tiny"
     assert frame["status"]["kv_hits"] == {"memory": 0, "peer": 0, "host": 0, "disk": 0}
+    assert frame["status"]["key_hits"] == {}
     assert later["at"] > frame["at"] and set(frame["latency"]) == {"first_token", "inter_token"}
 
 

@@ -109,7 +109,7 @@ class AttentionLoop:
         if self._later:
             self._begin_ahead()
         self._tell_controller()
-        if self._node.busy:
+        if self._node.busy and not self._node.rests:
             self._step()
 
     @property
@@ -158,10 +158,13 @@ class AttentionLoop:
 
     def _patience(self) -> float:
         """Seconds to wait for a command: a node that has nothing else to do does."""
-        if self._kv.eager or (self._node.busy and not self._node.held):
+        rests = self._node.rests
+        if self._kv.eager or (self._node.busy and not self._node.held and not rests):
             return 0.0
         if self._kv.busy or self._recorder.active:
             return _MOVING
+        if rests:
+            return min(rests, IDLE)
         if self._later:
             return 0.0
         return _DIALLING if self._gateways.waiting else IDLE

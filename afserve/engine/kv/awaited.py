@@ -12,6 +12,7 @@ from afserve.clock import Clock, MonotonicClock
 from afserve.engine.kv.retained import Released
 
 SHARE = 2  # one of so many blocks
+LEFT = 32  # one of so many blocks stays for who runs, whatever waits
 SECONDS = 30.0  # a request that has not begun by then, or never comes, loses its claim
 
 
@@ -19,7 +20,7 @@ class AwaitedBlocks:
     """Of blocks that nobody holds."""
 
     def __init__(self, blocks: int, clock: Clock | None = None) -> None:
-        self._most, self._clock = blocks // SHARE, clock or MonotonicClock()
+        self._blocks, self._most, self._clock = blocks, blocks // SHARE, clock or MonotonicClock()
         self._idle: OrderedDict[int, tuple[int, float]] = (
             OrderedDict()
         )  # the number of the release, and until when
@@ -32,6 +33,15 @@ class AwaitedBlocks:
 
     def __contains__(self, block: int) -> bool:
         return block in self._idle
+
+    def room_for(self, chain: int, coming: int, available: int) -> bool:
+        """Whether a chain of so many blocks may be brought now: nothing that others wait for makes room for it, also
+        once what is `coming` is here, and all of it can be kept. `available` blocks are held by nobody; where that is
+        all, there is as much room as there ever is."""
+        waits, rest = len(self._idle) + coming, available - len(self._idle) - self._blocks // LEFT
+        if available == self._blocks:
+            return True
+        return chain <= rest and (not waits or waits + chain <= self._most)
 
     def keep_chain(self, chain: Iterable[Released]) -> list[Released]:
         """These, in the order of their chain; those for which there is no room."""

@@ -12,10 +12,11 @@ from torch import Tensor
 from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import checksum_of as block_checksum
 from afserve.comm.kv.messages import Name, Payload, checksum_of
+from afserve.engine.kv.awaited import LEFT
 from afserve.engine.kv.cache import KvBlocks, KvCache
 from afserve.kernels.devices.device import Event
 
-_LEFT, _LEFT_BY_COPIES = 32, 8  # one part in so many of the cache stays available
+_LEFT_BY_COPIES = 8  # for copies one part in so many of the cache stays available, for all else one in `LEFT`
 
 
 class PooledBlocks:
@@ -44,18 +45,18 @@ class PooledBlocks:
     def has_room(self, names: Sequence[Name]) -> bool:
         """Whether `reserve` has what is missing of a chain, once those that are here are held."""
         found = self._pool.match(names)
-        need = len(names) - len(found) + self._pool.blocks // _LEFT
+        need = len(names) - len(found) + self._pool.blocks // LEFT
         return self._pool.can_allocate(need, sparing=found)
 
     @property
     def most_room(self) -> int:
         """Blocks of a chain that it ever has room for."""
-        return self._pool.blocks - self._pool.blocks // _LEFT
+        return self._pool.blocks - self._pool.blocks // LEFT
 
     def reserve(self, count: int, *, copies: bool, spare: bool = False) -> list[int]:
         if not self._pool.caching:
             return []  # nobody would find them
-        left = self._pool.blocks // (_LEFT_BY_COPIES if copies else _LEFT)
+        left = self._pool.blocks // (_LEFT_BY_COPIES if copies else LEFT)
         room = self._pool.available - left
         if spare:
             room = min(room, self._pool.free)

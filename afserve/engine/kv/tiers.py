@@ -163,6 +163,14 @@ class KvTiers:
         here = len(self._kv.pool.match(names))
         return [(tier.name, count) for tier, _, count in _places(names[here:], self._tiers)]
 
+    def has_room(self, names: Sequence[Hash], blocks: int) -> bool:
+        """Whether so many blocks that are missing of this chain may be brought now, or are to wait: see
+        `AwaitedBlocks.room_for`."""
+        pool = self._kv.pool
+        here = sum(not pool.is_held(block) for block in pool.match(names))
+        coming = sum(len(job.here) + len(job.names) for job in self._jobs.values() if job.awaited)
+        return pool.awaited.room_for(here + blocks, coming, pool.available)
+
     def restore(
         self, names: Sequence[Hash], limit: float, most: int | None = None, *, awaited: bool = True
     ) -> int | None:

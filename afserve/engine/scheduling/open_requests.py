@@ -1,12 +1,14 @@
 """The open requests of a node, by handle: those that somebody waits for, and those that are computed ahead."""
 
 from collections.abc import Iterator
+from math import inf
 
 from afserve.engine.kv.blocks import Hash
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.turns import Group
 
-AHEAD_TOKENS = 32  # in a step: whoever comes waits for no more than the rest of one
+AHEAD_TOKENS = 32  # in a step: whoever comes waits for no more than one layer of it
+REST = 0.1  # seconds without anybody who waits, before anything is computed ahead: requests come together
 
 
 class OpenRequests(dict[int, Sequence]):
@@ -15,6 +17,7 @@ class OpenRequests(dict[int, Sequence]):
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self._block_size, self._ahead = block_size, 0
+        self._rest_until = -inf
 
     def add(self, sequence: Sequence) -> None:
         self[sequence.request.handle] = sequence
@@ -23,6 +26,18 @@ class OpenRequests(dict[int, Sequence]):
     def remove(self, sequence: Sequence) -> None:
         del self[sequence.request.handle]
         self._ahead -= sequence.request.ahead
+
+    def rest_from(self, now: float) -> None:
+        """A step is over that somebody waited for."""
+        self._rest_until = now + REST
+
+    def rests(self, now: float) -> float:
+        """Seconds until what is ahead may go on, where there is nothing else."""
+        return max(0.0, self._rest_until - now) if 0 < self._ahead == len(self) else 0.0
+
+    def holds_ahead(self, now: float) -> bool:
+        """Whether nothing of what is ahead may begin."""
+        return len(self) > self._ahead or now < self._rest_until
 
     @property
     def gives_way(self) -> bool:

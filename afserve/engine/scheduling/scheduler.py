@@ -7,6 +7,7 @@ sequences that are not in flight lose their blocks.
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
+from math import inf
 from types import MappingProxyType
 
 from afserve.comm.kv.sharing import SharedPrompt
@@ -52,7 +53,7 @@ class Scheduler:
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
         self._running = Running(config.micro_batches)
-        self._by_handle = OpenRequests(self.pool.block_size)
+        self.open = OpenRequests(self.pool.block_size)
         self._turns = Turns()
         self._order = 0
         self.active = config.micro_batches
@@ -74,7 +75,7 @@ class Scheduler:
     ) -> None:
         """Queue a request, or raise RequestError or OverloadedError and change nothing. `guide` follows its grammar.
         Other nodes compute parts of a `shared` prompt."""
-        if request.handle in self._by_handle:
+        if request.handle in self.open:
             raise RequestError(f"request {request.handle} is already running", param="handle")
         self._limits.check(request)
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
@@ -86,15 +87,15 @@ class Scheduler:
         sequence.arrived, sequence.shared = arrived, shared
         lacks = len(sequence.tokens) - len(self.blocks.found(sequence)) * self.pool.block_size
         sequence.lacks = -(-lacks // shared.split.parts) if shared else lacks
-        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self._by_handle.prompts_left())
+        sequence.turn = self._turns.next(sequence.group, sequence.lacks, self.open.prompts_left())
         self._order += 1
-        self._by_handle.add(sequence)
+        self.open.add(sequence)
         self._shares.opened(sequence)
         self._queue(sequence)
 
     def cancel(self, handle: int) -> bool:
         """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
-        sequence = self._by_handle.get(handle)
+        sequence = self.open.get(handle)
         if sequence is None:
             return False
         if sequence.in_flight:
@@ -105,17 +106,17 @@ class Scheduler:
 
     # -- what runs next --------------------------------------------------------------------------------
 
-    def plan(self, micro_batch: int) -> StepPlan | None:
+    def plan(self, micro_batch: int, now: float = inf) -> StepPlan | None:
         """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight.
 
         Only the first `active` micro-batches take sequences; the others hand theirs over.
         """
-        if self._by_handle.gives_way:
+        if self.open.gives_way:
             for one in [one for one in self._running if one.request.ahead and not one.in_flight]:
                 self._step_back(one)
         self._running.even_out(micro_batch, self.active)
         if micro_batch < self.active:
-            self._admit(micro_batch)
+            self._admit(micro_batch, now)
         if (drawn := self._running.drawing(micro_batch)) is not None:
             return drawn
         chunks: list[Chunk] = []
@@ -147,7 +148,6 @@ class Scheduler:
                 sequence.in_flight = True
                 chunks.append(Chunk(sequence, start, count, start + count >= known, kind))
                 self._shares.charge(sequence, start, count)
-                self.ahead_tokens += count * sequence.request.ahead
                 budget, prompts = budget - count, prompts - count * (kind is PROMPT)
         if any(chunk.sequence.draft for chunk in chunks):
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
@@ -161,7 +161,7 @@ class Scheduler:
     def has_work(self, micro_batch: int) -> bool:
         return bool(self._running.by_batch[micro_batch]) or bool(self._waiting)
 
-    def _admit(self, micro_batch: int) -> None:
+    def _admit(self, micro_batch: int, now: float) -> None:
         """Move waiting sequences in, while there is room and this micro-batch has less than its share of all. Where all
         places are taken, one steps back whose turn is later. Of several tenants one that is ahead makes room, a
         sequence each time."""
@@ -170,7 +170,7 @@ class Scheduler:
             if len(mine) >= -(-max(1, self.running + self.waiting) // self.active):
                 return
             sequence = self._waiting.first()
-            if sequence is None or (sequence.request.ahead and (self.running or self._by_handle.gives_way)):
+            if sequence is None or (sequence.request.ahead and (self.running or self.open.holds_ahead(now))):
                 return
             if self._enters(sequence, micro_batch):
                 continue
@@ -270,6 +270,7 @@ class Scheduler:
                 continue
             run = next(runs) if chunk.last else ()
             known, ended = len(sequence.tokens), None
+            self.ahead_tokens += chunk.count * sequence.request.ahead
             if sequence.cancelled:
                 ended = Finished(sequence, "cancelled")
             elif run:
@@ -286,9 +287,12 @@ class Scheduler:
         return finished
 
     def abandon(self, plan: StepPlan) -> list[Finished]:
-        """A step that ended in the middle: nothing of it was computed."""
+        """A step that ended in the middle: nothing of it was computed. A recurrent state of what was computed ahead may
+        have moved on: it begins again behind its last whole block."""
         for chunk in plan.chunks:
             chunk.sequence.in_flight = False
+            if plan.ahead and not chunk.sequence.cancelled:
+                self._step_back(chunk.sequence)
         cancelled = [Finished(c.sequence, "cancelled") for c in plan.chunks if c.sequence.cancelled]
         for done in cancelled:
             self._drop(done.sequence)
@@ -303,7 +307,7 @@ class Scheduler:
             self._leave(sequence)
         else:
             self._waiting.remove(sequence)
-        self._by_handle.remove(sequence)
+        self.open.remove(sequence)
         self._shares.closed(sequence)
         self.on_drop(sequence)
 
@@ -319,11 +323,11 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        return bool(self._by_handle)
+        return bool(self.open)
 
     @property
     def queued_tokens(self) -> int:
-        return self._by_handle.queued_tokens
+        return self.open.queued_tokens
 
     @property
     def shares(self) -> bool:
@@ -335,14 +339,9 @@ class Scheduler:
         size = self.pool.block_size
         return {s.request.handle: s.written_names(size) for s in self._running}
 
-    def written_names_of(self, handle: int) -> list[Hash]:
-        return self._by_handle.written_names_of(handle)
-
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""
         self.blocks.check(list(self._running), held)
         self._running.check()
-        assert len(self._by_handle) == self.running + len(self._waiting), (
-            "a request is in no queue, or in two"
-        )
-        self._shares.check(list(self._by_handle.values()))
+        assert len(self.open) == self.running + len(self._waiting), "a request is in no queue, or in two"
+        self._shares.check(list(self.open.values()))

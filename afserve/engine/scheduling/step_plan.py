@@ -56,6 +56,12 @@ class StepPlan:
         return None if prompt is None or first.start < prompt.split.start else first
 
     @property
+    def ahead(self) -> bool:
+        """Whether it is of a request that nobody waits for, which is alone in its step and in no other node's hands."""
+        first = self.chunks[0].sequence
+        return first.request.ahead and first.shared is None
+
+    @property
     def tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
 

@@ -130,12 +130,14 @@ class LayerRunner(Generic[T]):
     ) -> StepRun[T]:
         """Layer by layer from `first` on; what the last layer gives for the rows that are read. Of the others it only
         keeps keys and values. Routed sums are float32. Before each layer it waits for other nodes' part of a `shared`
-        prompt, and raises Abandoned where that does not come."""
+        prompt, and raises Abandoned where that does not come; what is computed ahead lets others look in."""
         model, group_of = self.model, self._kv.group_of
         tables = [model.ops.bind_batch(paged) for paged in (step.paged, *step.further)]
         last = len(model.layers) - 1
         for number in range(first, last + 1):
             layer, attend = model.layers[number], self._kv.halves[number]
+            if step.ahead and number:
+                yield None
             if shared is not None:
                 while not shared.come(number):
                     yield None

@@ -17,7 +17,7 @@ T = TypeVar("T", bound=SentTicket)
 T_co = TypeVar("T_co", bound=SentTicket, covariant=True)
 StepRun = Generator[T | None, None, Tensor]
 """Yields the ticket of rows that are at the expert nodes, or None while other nodes' part of a shared prompt is not
-there; returns rows_RH."""
+there, and between two layers of what is computed ahead; returns rows_RH."""
 
 
 class StepRunner(Protocol[T_co]):
@@ -26,7 +26,7 @@ class StepRunner(Protocol[T_co]):
     def run_step(self, step: StepInput) -> StepRun[T_co]:
         """What the last layer gives for the rows that are read, (R, H). Keys and values of all tokens are written, and
         which experts the rows chose is counted. Raises Abandoned where other nodes' part of a shared prompt does not
-        come: the step left nothing behind then."""
+        come, and where that is thrown into it between two layers: the step left nothing behind then."""
 
     def take_failures(self) -> dict[int, str]:
         """Of the step that ran last: why a chunk gave nothing, by its index. Once per step; waits for a device."""

@@ -130,8 +130,8 @@ class ExchangeRunner(Generic[T]):
 
 
 def fits_one_call(step: StepInput, meter: Meter) -> bool:
-    """All rows are read, no other node has a part in it, and no trace wants to see every layer."""
-    return step.all_rows and step.shared is None and meter.trace is None
+    """All rows are read, no other node has a part in it, somebody waits for it, and no trace wants every layer."""
+    return step.all_rows and step.shared is None and meter.trace is None and not step.ahead
 
 
 def note_stacked(done: Stacked, layers: LayerRunner[T]) -> None:

@@ -29,6 +29,7 @@ class StepInput:
     decodes  tokens that are decoded or verified: they are the first, the others belong to prompt chunks
     alone    no other micro-batch has anything to run
     shared   the one chunk of a step that needs or gives layers of other nodes
+    ahead    nobody waits for it: its runner yields None before each layer, and may be told to end there
     """
 
     token_T: Tensor
@@ -41,6 +42,7 @@ class StepInput:
     alone: bool
     shared: Chunk | None
     further: tuple[PagedBatch, ...] = ()
+    ahead: bool = False
 
     def move_on(self, counts: Sequence[int]) -> None:
         """Of each sequence with a draft so many tokens count: recurrent states are moved on by those."""
@@ -108,6 +110,7 @@ def build_step(
         plan.alone,
         plan.shared,
         tuple(_of_group(plan, group, paged, buffers, at) for at, group in enumerate(further)),
+        plan.ahead,
     )
 
 

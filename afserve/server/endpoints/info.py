@@ -160,6 +160,7 @@ async def status_object(service: Service, model: Hosted) -> dict[str, object]:
         "pilot": None if view.pilot is None else asdict(view.pilot),
         "phases": queues(view.nodes),
         "kv_hits": hits(view.nodes),
+        "key_hits": model.metrics.keys.figures(),
         "hot_set": hot_set(view.nodes),
         "goodput": model.metrics.goodput.figures(),
         "nodes": [asdict(node) for node in view.nodes],

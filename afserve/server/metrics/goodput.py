@@ -1,4 +1,4 @@
-"""Which sequences kept to their times, and what each key found in the caches."""
+"""Which sequences kept to their times."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -118,20 +118,3 @@ class GoodputMeter:
             kept, late = (int(self.classes.total_of(name, phase, which)) for which in (ON_TIME, LATE))
             found[f"{name}: {phase}"] = {"on_time": kept, "late": late, "tokens": int(sample.value)}
         return found
-
-
-class KeyMeter:
-    """Prompt tokens of each key, and those that were found; nothing where no key is asked for."""
-
-    def __init__(self) -> None:
-        self._asked, self._found = Counter("key"), Counter("key")
-
-    def count_first(self, key: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request of this key has its first token."""
-        if key:
-            self._asked.add(prompt_tokens, key)
-            self._found.add(min(cached_tokens, prompt_tokens), key)
-
-    def families(self) -> Iterator[MetricFamily]:
-        yield self._asked.family(("afserve_key_prompt_tokens",), "Prompt tokens that got an answer, by key.")
-        yield self._found.family(("afserve_key_cached_tokens",), "Those of them that were found in caches.")

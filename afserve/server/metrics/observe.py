@@ -30,9 +30,9 @@ from afserve.server.metrics.goodput import (
     PREFILL,
     DrawCounts,
     GoodputMeter,
-    KeyMeter,
     Times,
 )
+from afserve.server.metrics.key_meter import KeyMeter
 from afserve.server.metrics.nodes import both, counted, losses, piloted
 
 # Above this many (layer, expert) pairs only the per-layer figures are drawn: a scrape stays small.

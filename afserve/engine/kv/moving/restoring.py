@@ -1,7 +1,9 @@
 """Requests whose beginning is in a tier below this node's cache: read into it before they are scheduled.
 
 So much of it is read as is predicted to come sooner than the tokens can be computed again, by rates measured here for
-each tier, and for no longer than that would take. It knows neither memory nor files, and no other nodes.
+each tier, and for no longer than that would take. Where the cache is full of what others wait for or compute, they
+stand in a line: what were read now would be gone before its turn. It knows neither memory nor files, and no other
+nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +23,17 @@ from afserve.tracing.trace import KV_BLOCKS
 _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate
 _AGAIN = 1.5  # a tier that was too slow is tried again: with each refusal it is thought faster by so much
+IN_LINE = 30.0  # seconds, then it is computed
 _NAMES = {HOST: "host memory", DISK: "the disk"}
 Places = Sequence[tuple[str, int]]  # how many blocks, from the first on, are in which tier
 
 
 @dataclass(frozen=True, slots=True)
 class Restore(Job):
+    """Of the first blocks of `names`."""
+
     source: KvSource | None  # who computes the rest
+    names: list[Hash]
 
 
 class Restores:
@@ -52,7 +58,7 @@ class Restores:
 
     @property
     def busy(self) -> bool:
-        return self._tiers is not None and self._tiers.busy
+        return self._tiers is not None and (self._tiers.busy or bool(self._jobs.queue))
 
     def restore(self, request: GenerationRequest, source: KvSource | None = None) -> bool:
         """Whether the request waits for its beginning; `turn` returns it. Then `source` is to compute the rest."""
@@ -68,11 +74,30 @@ class Restores:
                 self._rates[tier] *= _AGAIN
         if not blocks:
             return False
-        limit = limit_of(self._computing(blocks))
-        number = self._tiers.restore(names, limit, blocks)
+        job = Restore(request, self._clock.now(), IN_LINE, source, names)
+        if self._jobs.queue or not self._tiers.has_room(names, blocks):
+            self._jobs.queue.append(job)
+            return True
+        return self._begin(self._tiers, job, blocks)
+
+    def _begin(self, tiers: KvTiers, job: Restore, blocks: int) -> bool:
+        """Whether so many are on their way."""
+        number = tiers.restore(job.names, limit_of(self._computing(blocks)), blocks) if blocks else None
         if number is not None:
-            self._jobs.wait_for(Restore(request, self._clock.now(), limit, source), number)
+            self._jobs.wait_for(job, number)
         return number is not None
+
+    def _move_line(self, tiers: KvTiers) -> list[Restore]:
+        """Begin with those that have room now; those that have waited too long, or for nothing."""
+        over = self._jobs.take_late(self._clock.now())
+        for job in list(self._jobs.queue):
+            blocks = self._worth(tiers.look(job.names))
+            if blocks and not tiers.has_room(job.names, blocks):
+                break
+            if not self._begin(tiers, job, blocks):
+                self._jobs.queue.remove(job)
+                over.append(job)
+        return over
 
     def _worth(self, places: Places) -> int:
         """How many blocks to read, so that the tokens are there soonest: all where not everything was measured yet."""
@@ -131,7 +156,7 @@ class Restores:
             for number, job in enumerate(jobs):
                 if not (number and again and self.restore(job.request, job.source)):
                     over.append(job)
-        return over
+        return over + self._move_line(self._tiers) if self._jobs.queue else over
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
         received, asked = sum(restored.received.values()), sum(restored.asked.values())

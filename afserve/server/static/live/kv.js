@@ -1,9 +1,8 @@
 // Where the KV of prompts was found, tier by tier, and what moved between nodes.
 
 import { linesChart } from "./charts.js";
-import { $, element, rate, seconds, short, size } from "./page.js";
+import { $, fillRows, rate, seconds, short, size } from "./page.js";
 
-const FIGURES = 5;
 const TIERS = [
   ["memory", "cache", all => blocks(all, stats => stats.kv_blocks_used, stats => stats.kv_blocks)],
   ["peer", "other nodes", all => moved(all, stats => stats.kv.bytes_received, stats => stats.kv.bytes_sent)],
@@ -27,13 +26,18 @@ function tier(all, of) {
 
 const attention = status => status?.nodes.filter(node => node.role === "attention" && node.stats).map(node => node.stats) ?? [];
 
+// The ten minutes before the page was opened.
+export function rememberKv(past) {
+  chart.before([...past.at], Object.fromEntries(TIERS.map(([key, name]) => [name, past.rates[key]])));
+}
+
 // `then`: the status of `elapsed` seconds before `at`.
 export function drawKv(status, then, elapsed, at) {
   const all = attention(status), past = attention(then);
   const some = sum(all, s => s.kv.bytes_received + s.kv.handed + s.kv.leased + s.tiers.capacity + s.tiers.host.capacity);
   $("found-card").hidden = !some && !Object.values(status.kv_hits).some(Boolean);
   const rows = TIERS.map(([key, name, figures]) => [key, name, figures(all)]).filter(([, , figures]) => figures);
-  fill($("found").tBodies[0], rows.map(([key, name, figures]) => {
+  fillRows($("found").tBodies[0], rows.map(([key, name, figures]) => {
     const tokens = status.kv_hits[key] ?? 0;
     return [name, tokens.toLocaleString("en"), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
   }));
@@ -41,16 +45,6 @@ export function drawKv(status, then, elapsed, at) {
   $("handed").textContent = handed(all, past);
   $("leased").textContent = leased(all);
   $("kept").textContent = kept(all, past, elapsed);
-}
-
-function fill(body, rows) {
-  while (body.rows.length > rows.length) body.deleteRow(-1);
-  while (body.rows.length < rows.length) {
-    const row = body.insertRow();
-    element(row, "th").scope = "row";
-    for (let i = 0; i < FIGURES; i++) row.insertCell();
-  }
-  rows.forEach((said, i) => said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; }));
 }
 
 function handed(all, past) {

@@ -6,7 +6,8 @@ import { drawTopology, watchTopology } from "./topology.js";
 import { latencyChart, rateChart, shareChart } from "./charts.js";
 import { drawHeat, placed, watchHeat } from "./heat.js";
 import { drawEvents, drawFigures, drawPhases, drawRunning, drawSettings, drawTime } from "./parts.js";
-import { drawKv } from "./kv.js";
+import { drawKv, rememberKv } from "./kv.js";
+import { drawKeys, rememberKeys } from "./keys.js";
 import { drawTimeline, watchTimeline } from "./timeline.js";
 import { offer, startChat } from "./chat.js";
 
@@ -71,6 +72,7 @@ function show(frame) {
   drawEvents(status, frame.at);
   drawPhases(status, first.status, frame.at - first.at);
   drawKv(status, first.status, frame.at - first.at, frame.at);
+  drawKeys(status, first.status, frame.at);
   drawRunning(frame);
   drawSettings(status);
   quiet(frame, sum);
@@ -90,12 +92,14 @@ const quantiles = all => Object.fromEntries(["p50", "p90", "p99"].map(name => [n
 
 // The ten minutes before the page was opened.
 function remember(past) {
-  charts.rate.before(past.at, { generated: past.generated, prompt: past.prompt });
+  charts.rate.before([...past.at], past.rates);
   charts.first.before([...past.at], quantiles(past.first_token));
   charts.inter.before([...past.at], quantiles(past.inter_token));
   useNodes(Object.keys(past.kv));
   charts.kv.before([...past.at], past.kv);
-  past.at.forEach((at, i) => { if (past.generated[i] + past.prompt[i]) flowed = at; });
+  rememberKv(past);
+  rememberKeys(past);
+  past.at.forEach((at, i) => { if (past.rates.generated[i] + past.rates.prompt[i]) flowed = at; });
 }
 
 function useNodes(names) {

@@ -17,6 +17,17 @@ export function drawn(parent, tag, attributes, text) {
   return made;
 }
 
+// What a table says, row by row; the first of each is its name.
+export function fillRows(body, rows) {
+  while (body.rows.length > rows.length) body.deleteRow(-1);
+  while (body.rows.length < rows.length) element(body.insertRow(), "th").scope = "row";
+  rows.forEach((said, i) => {
+    const row = body.rows[i];
+    while (row.cells.length < said.length) row.insertCell();
+    said.forEach((text, j) => { row.cells[j].textContent = text; });
+  });
+}
+
 export function short(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + "M";
   if (n >= 1e4) return (n / 1e3).toFixed(0) + "k";

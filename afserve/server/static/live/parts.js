@@ -1,6 +1,6 @@
 // Figures at the top, shares of time, and what happened.
 
-import { $, age, clock, count, element, mib, percent, rate, short } from "./page.js";
+import { $, age, clock, count, element, fillRows, mib, percent, rate, short } from "./page.js";
 
 export function drawFigures(pairs) {
   const box = $("figures");
@@ -40,38 +40,21 @@ export function drawTime(all) {
 export function drawPhases(status, then, elapsed) {
   const names = [...new Set([...Object.keys(status.phases), ...Object.keys(status.goodput)])].sort();
   $("phases-card").hidden = names.length < 2 && !Object.keys(status.goodput).length;
-  const body = $("phases").tBodies[0];
-  while (body.rows.length > names.length) body.deleteRow(-1);
-  while (body.rows.length < names.length) {
-    const row = body.insertRow();
-    element(row, "th").scope = "row";
-    for (let i = 0; i < 6; i++) row.insertCell();
-  }
-  names.forEach((name, i) => {
+  fillRows($("phases").tBodies[0], names.map(name => {
     const queue = status.phases[name], good = status.goodput[name], judged = good ? good.on_time + good.late : 0;
     const speed = good ? rate(good.tokens, then?.goodput[name]?.tokens, elapsed) : 0;
-    const said = [name, queue?.nodes ?? "", queue?.running ?? "", queue?.waiting ?? "", queue ? short(queue.queued_tokens) : "",
-                  judged ? `${percent(good.on_time / judged)} of ${judged}` : "", good ? short(speed) + " tok/s" : ""];
-    said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; });
-  });
+    return [name, queue?.nodes ?? "", queue?.running ?? "", queue?.waiting ?? "", queue ? short(queue.queued_tokens) : "",
+            judged ? `${percent(good.on_time / judged)} of ${judged}` : "", good ? short(speed) + " tok/s" : ""];
+  }));
 }
 
 // Those of one gateway that have run longest.
 export function drawRunning({ at, running, in_flight }) {
   $("running-card").hidden = !running.length;
   $("running-count").textContent = in_flight > running.length ? `${running.length} of ${in_flight}` : `${running.length}`;
-  const body = $("running").tBodies[0];
-  while (body.rows.length > running.length) body.deleteRow(-1);
-  while (body.rows.length < running.length) {
-    const row = body.insertRow();
-    element(row, "th").scope = "row";
-    for (let i = 0; i < 5; i++) row.insertCell();
-  }
-  running.forEach((one, i) => {
-    const said = [one.id, one.key || "none", age(Math.max(0, at - one.created)), one.tokens.toLocaleString("en"), one.choices,
-                  one.stream ? "stream" : "whole"];
-    said.forEach((text, j) => { body.rows[i].cells[j].textContent = text; });
-  });
+  fillRows($("running").tBodies[0], running.map(one =>
+    [one.id, one.key || "none", age(Math.max(0, at - one.created)), one.tokens.toLocaleString("en"), one.choices,
+     one.stream ? "stream" : "whole"]));
 }
 
 // What was chosen for this machine, and why.

@@ -1,0 +1,44 @@
+// What each key asked, and how much of it was found in caches: those of the gateway that answers this page.
+
+import { shareChart } from "./charts.js";
+import { $, color, fillRows, percent } from "./page.js";
+
+const LINES = ["--attention", "--expert", "--good", "--bad", "--own", "--dim"];
+const OTHERS = "other keys";
+
+const chart = shareChart("shares", "Prompt tokens found, by key");
+
+// Those who asked the most first, the others together last.
+const sorted = all => Object.entries(all).sort(([one, [a]], [other, [b]]) => (one === OTHERS) - (other === OTHERS) || b - a);
+
+function use(names) {
+  if (names.length === chart.names.length && names.every(name => chart.names.includes(name))) return;
+  chart.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i]) })));
+}
+
+// The ten minutes before the page was opened.
+export function rememberKeys(past) {
+  const names = Object.keys(past.keys).slice(0, LINES.length);
+  if (!names.length) return;
+  use(names);
+  chart.before([...past.at], past.keys);
+}
+
+// `then`: the status of some seconds before `at`.
+export function drawKeys({ key_hits }, then, at) {
+  const all = sorted(key_hits);
+  $("key-card").hidden = !all.length;
+  if (!all.length) return;
+  const lately = Object.fromEntries(all.map(([name, counts]) => [name, since(counts, then?.key_hits[name] ?? [0, 0])]));
+  fillRows($("by-key").tBodies[0], all.map(([name, [asked, found]]) =>
+    [name, asked.toLocaleString("en"), found.toLocaleString("en"), percent(found / asked), said(lately[name])]));
+  use(all.slice(0, LINES.length).map(([name]) => name));
+  chart.add(at, chart.names.map(name => lately[name]));
+}
+
+// The share found since then; null where nothing was asked, also where a key's counts began anew.
+function since([asked, found], [askedThen, foundThen]) {
+  return asked > askedThen ? Math.max(0, found - foundThen) / (asked - askedThen) : null;
+}
+
+const said = share => share === null ? "" : percent(share);
