@@ -7,8 +7,8 @@ turn a tool's result and an answer, half of which is reasoning that the next pro
 takes some seconds, now and then a user takes a minute. Every third turn a side request reads something long that nobody
 asks again. After 20 minutes a node is restarted, after 40 everything. `hints` are what clients say (`cache_control` of
 five minutes on conversations, none on side requests), `ahead` is --warm-ahead. A prompt is found as far as it need not
-be computed. Times come from `Machine` alone: a node computes one prompt after the other, and answers beside them cost
-nothing.
+be computed. Times come from `Machine` alone: a node computes prompts by the product's turns, a step of one after the
+other, and answers beside them cost nothing. All ask with one key.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from afserve.clock import FakeClock
 from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import SECONDS
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
-from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, quantum
+from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, whole_steps
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "agent_hour.jsonl"
@@ -39,6 +39,8 @@ SIDE_SHARE = 1 / 3
 USER_SHARE, USER_SECONDS, TOOL_SECONDS = 0.2, 60.0, 8.0
 SWITCHED_OFF = 30.0  # seconds of a restart
 _VOCABULARY = 1 << 17
+STEP = 512  # tokens of a prompt at once, as an attention node's default is
+_KEY = Tenant("agents")
 _PARAMS = SamplingParams(max_tokens=1 << 16, temperature=0.0)
 
 
@@ -58,6 +60,20 @@ class Scene:
     turns: int = 30
     seed: int = 1
     machine: Machine = field(default_factory=Machine)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A request that was answered: its blocks, by number, from `began` to `ended`; the first `asked` are of its prompt.
+    `gap`: seconds until its conversation goes on, None of one that does not; `by_user`: a user says how."""
+
+    began: float
+    ended: float
+    node: int
+    names: tuple[int, ...]
+    asked: int
+    gap: float | None
+    by_user: bool
 
 
 @dataclass
@@ -92,7 +108,7 @@ class Conversation:
         self._begin()
 
     def _begin(self) -> None:
-        self.turn, self.prompt = 0, self._shared + self._words(self._shape.user)
+        self.turn, self.prompt, self.by_user = 0, self._shared + self._words(self._shape.user), True
 
     def _words(self, mean: int) -> tuple[int, ...]:
         count = max(1, round(self._draw.uniform(0.5, 1.5) * mean))
@@ -112,8 +128,8 @@ class Conversation:
             self._begin()
             return self._draw.expovariate(1 / USER_SECONDS)
         self.prompt = self.certain(output) + self._words(self._shape.tool)
-        mean = USER_SECONDS if self._draw.random() < USER_SHARE else TOOL_SECONDS
-        return self._draw.expovariate(1 / mean)
+        self.by_user = self._draw.random() < USER_SHARE
+        return self._draw.expovariate(1 / (USER_SECONDS if self.by_user else TOOL_SECONDS))
 
     def side(self) -> tuple[int, ...] | None:
         return self._words(SIDE) if self._draw.random() < SIDE_SHARE else None
@@ -128,7 +144,8 @@ def live_tokens(scene: Scene) -> int:
 class Hour:
     def __init__(self, scene: Scene, folder: Path) -> None:
         self.scene, self._folder = scene, folder
-        self.clock, self.outcome = FakeClock(), Outcome()
+        self.clock, self.outcome, self.notes = FakeClock(), Outcome(), list[Note]()
+        self._numbers: dict[bytes, int] = {}  # of blocks
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._handles = itertools.count(), itertools.count(1)
         draw = random.Random(scene.seed)
@@ -193,6 +210,7 @@ class Hour:
             node.told.look()
             came, went = node.told.prefixes.take()
             self._affinity.told(index, came, went, anew=False)
+            self._move_line(node)
         self.at(self.clock.now() + SECONDS, self._tell)
 
     # ---- requests
@@ -204,8 +222,7 @@ class Hour:
             self._place(self._job(side, one.answer(), -1, 0.0))
 
     def _job(self, prompt: tuple[int, ...], output: tuple[int, ...], session: int, retain: float) -> Job:
-        tenant = Tenant(f"agent {session}") if session >= 0 else Tenant("side")
-        asked = GenerationRequest(next(self._handles), prompt, _PARAMS, retain=retain, tenant=tenant)
+        asked = GenerationRequest(next(self._handles), prompt, _PARAMS, retain=retain, tenant=_KEY)
         return Job(asked, self.clock.now(), output, session)
 
     def _place(self, job: Job) -> None:
@@ -221,15 +238,25 @@ class Hour:
         route = self._affinity.pick(job.request.prompt_ids, counts, None, tokens)
         node = self.nodes[route.node]
         self._where[job.request.handle] = job, route.node
-        self._give_way(node)
         node.reading += 1
+        self._give_way(node)
         source = self.nodes.get(route.source) if route.source is not None else None
         came = node.pull_beginning(job, source) if source is not None else self.clock.now()
         self.at(came, lambda: self._restore(job, node))
 
     def _restore(self, job: Job, node: HourNode) -> None:
-        if self._mine(job, node):
-            self.at(node.read(job), lambda: self._queue(job, node))
+        if not self._mine(job, node):
+            return
+        if node.read(job):
+            self._move_line(node)
+        else:
+            self._queue(job, node)
+
+    def _move_line(self, node: HourNode) -> None:
+        """There may be room for those that wait for their beginnings."""
+        for handle, when in node.take_read().items():
+            job, _ = self._where[handle]
+            self.at(when, partial(self._queue, job, node))
 
     def _mine(self, job: Job, node: HourNode) -> bool:
         """Whether this node, in this life of it, still has it."""
@@ -239,21 +266,34 @@ class Hour:
     def _queue(self, job: Job, node: HourNode) -> None:
         if self._mine(job, node):
             node.reading -= 1
-            node.queue.append(job)
+            node.enqueue(job)
             self._next(node)
 
     def _next(self, node: HourNode) -> None:
-        if node.running is not None or not node.queue or not node.begin(node.queue[0]):
+        """A step of the prompt whose turn it is."""
+        if node.running is not None:
             return
-        job = node.running = node.queue.popleft()
-        seconds = (len(job.request.prompt_ids) - job.found) / self.scene.machine.prefill
-        self.at(self.clock.now() + seconds, lambda: self._first(job, node))
+        if node.admit():
+            self._move_line(node)
+        if (job := node.whose_turn()) is None:
+            return
+        node.running, tokens = job, min(STEP, job.left)
+        self.at(
+            self.clock.now() + tokens / self.scene.machine.prefill,
+            lambda: self._stepped(job, node, tokens),
+        )
 
-    def _first(self, job: Job, node: HourNode) -> None:
+    def _stepped(self, job: Job, node: HourNode, tokens: int) -> None:
         if not self._mine(job, node):
             return
         node.running = None
-        node.compute(job, len(job.request.prompt_ids) - job.found)
+        node.compute(job, tokens)
+        if not job.left:
+            self._first(job, node)
+        self._next(node)
+
+    def _first(self, job: Job, node: HourNode) -> None:
+        node.active.remove(job)
         if not job.first:
             job.first = self.clock.now()
             if job.session >= 0:
@@ -263,7 +303,6 @@ class Hour:
         node.decoding.append(job)
         seconds = len(job.output) * self.scene.machine.tpot
         self.at(self.clock.now() + seconds, lambda: self._end(job, node))
-        self._next(node)
 
     def _end(self, job: Job, node: HourNode) -> None:
         if not self._mine(job, node):
@@ -272,14 +311,19 @@ class Hour:
         job.sequence.tokens += job.output
         node.compute(job, len(job.output) - 1)
         node.decoding.remove(job)
+        names, gap, now = job.sequence.full_hashes(BLOCK), None, self.clock.now()
         node.end(job)
-        del self._where[job.request.handle]
+        _, index = self._where.pop(job.request.handle)
+        self._move_line(node)
         if job.session >= 0:
             one = self.sessions[job.session]
-            certain = one.certain(job.output)
-            self.at(self.clock.now() + one.go_on(job.output), lambda: self._turn(one))
+            certain, gap = one.certain(job.output), one.go_on(job.output)
+            self.at(now + gap, lambda: self._turn(one))
             if self.scene.ahead and one.turn:
                 self._ahead(certain, job, node)
+        numbers = tuple(self._numbers.setdefault(name, len(self._numbers)) for name in names)
+        asked, by_user = (len(job.request.prompt_ids) - 1) // BLOCK, gap is not None and one.by_user
+        self.notes.append(Note(job.began, now, index, numbers, asked, gap, by_user))
         self._next(node)
         self._begin_ahead(node)
 
@@ -321,14 +365,15 @@ class Hour:
         self._begin_ahead(node)
 
     def _give_way(self, node: HourNode) -> None:
-        """Somebody came: what is under way ends with its step, which whoever came waits for."""
+        """Somebody came: what is under way ends at once, and its last step is lost."""
         job = node.running
         if job is None or not job.request.ahead:
             return
         missing = len(job.request.prompt_ids) - job.found
-        done = min(missing, quantum((self.clock.now() - job.first) * self.scene.machine.prefill))
-        until = job.first + done / self.scene.machine.prefill
-        self.at(until, lambda: self._ahead_over(job, node, done))
+        done = min(missing, whole_steps((self.clock.now() - job.first) * self.scene.machine.prefill))
+        self._ahead_over(job, node, done)
+        if done < missing:
+            node.ahead.appendleft(job)
 
 
 def play(scene: Scene) -> Outcome:

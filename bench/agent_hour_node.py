@@ -2,9 +2,10 @@
 are; what a model and a disk take is added as virtual time.
 """
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +25,12 @@ from afserve.engine.kv.moving.restoring import Restores
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import DISK, HOST, KvTiers, Restored, Tier
 from afserve.engine.kv.told import ToldCache
+from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
 from afserve.engine.scheduling.open_requests import AHEAD_TOKENS
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.sequence import Sequence as Running
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
+from afserve.engine.scheduling.turns import Turns
 
 BLOCK = 64  # tokens
 _BYTES = 64  # of a block here
@@ -98,7 +101,14 @@ class Job:
     session: int
     sequence: Running | None = None
     found: int = 0
+    began: float = 0.0
     first: float = 0.0
+    rank: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def left(self) -> int:
+        """Tokens of the prompt that are still to be computed."""
+        return 0 if self.sequence is None else len(self.request.prompt_ids) - self.sequence.computed
 
 
 @dataclass
@@ -138,6 +148,10 @@ class _KnownRates(Restores):
     def _measure(self, restored: Restored) -> None:
         """It is known."""
 
+    @property
+    def reading(self) -> bool:
+        return self._jobs.running > 0
+
 
 class HourNode:
     """`prefill_rate` is as an attention node measures it."""
@@ -155,12 +169,12 @@ class HourNode:
         self.restores = _KnownRates(self.tiers, cast(Any, self), clock, BLOCK, size, lambda line: None, 1024)
         self.restores.know({HOST: machine.host, DISK: machine.disk})
         self.reads_until = 0.0  # when the disk is free
-        self.queue: deque[Job] = deque()
-        self.running: Job | None = None
+        self.queue, self._turns, self._came = WaitingRequests(FairShares()), Turns(), itertools.count()
+        self._queued: dict[int, Job] = {}
+        self.active: list[Job] = []  # those that have begun and have no token yet
+        self.running: Job | None = None  # whose step is under way
         self.reading = 0  # jobs
-        self.open: dict[
-            int, tuple[int, Running]
-        ] = {}  # by handle, with the blocks that they will have at the end
+        self.open: dict[int, tuple[int, Running]] = {}  # with the blocks that they will have at the end
         self.decoding: list[Job] = []
         self.ahead: deque[Job] = deque()
         self.ahead_tokens = 0
@@ -178,13 +192,77 @@ class HourNode:
 
     # ---- blocks
 
-    def read(self, job: Job) -> float:
-        """Restore what of its beginning is worth it: when that is there, now where nothing is."""
-        return self._restore_names(self.usable_names(job.request), lambda: self.restores.restore(job.request))
+    def read(self, job: Job) -> bool:
+        """Whether what of its beginning is worth it is restored: `take_read` has it when it has come."""
+        return self.restores.restore(job.request)
+
+    def take_read(self) -> dict[int, float]:
+        """Requests whose beginnings have come, by handle, and when that is."""
+        if self.tiers is None:
+            return {}
+        until, before = time.monotonic() + _PATIENCE, self._read_so_far()
+        over = self.restores.turn(1.0)
+        while self.restores.reading:
+            over += self.restores.turn(1.0)
+            assert time.monotonic() < until, "the disk's threads have stopped"
+            time.sleep(0.0001)
+        when = self._reading_until(before) if over else 0.0
+        return {job.request.handle: when for job in over}
 
     def lend_below(self, names: list[Hash]) -> float:
         """Another node wants them: when those below this cache are in it."""
-        return self._restore_names(names, lambda: self.restores.bring(names))
+        if self.tiers is None:
+            return self._clock.now()
+        known, before, until = self.known(names), self._read_so_far(), time.monotonic() + _PATIENCE
+        if not self.restores.bring(names):
+            return self._clock.now()
+        while self.tiers.brings(names[known]):
+            self.restores.turn(1.0)
+            assert time.monotonic() < until, "the disk's threads have stopped"
+            time.sleep(0.0001)
+        return self._reading_until(before)
+
+    def _read_so_far(self) -> dict[str, int]:
+        """Blocks, by tier."""
+        stats = self.restores.stats()
+        return {HOST: stats.host.bytes_read // _BYTES, DISK: stats.bytes_read // _BYTES}
+
+    def _reading_until(self, before: dict[str, int]) -> float:
+        """When what was read since then is here. The disk reads one after the other."""
+        now, read = self._clock.now(), self._read_so_far()
+        seconds = sum(self._machine.reading(tier, read[tier] - before[tier]) for tier in read)
+        if read[DISK] == before[DISK]:
+            return now + seconds
+        self.reads_until = max(now, self.reads_until) + seconds
+        return self.reads_until
+
+    # ---- who waits
+
+    def enqueue(self, job: Job) -> None:
+        """By the product's turns."""
+        sequence = Running.start(job.request, next(self._came), frozenset())
+        sequence.lacks = len(sequence.tokens) - len(self.own.found(sequence)) * BLOCK
+        left = [(one.group, one.lacks) for one in self.queue]
+        left += [((one.request.tenant.name, one.request.priority), one.left) for one in self.active]
+        sequence.turn = self._turns.next(sequence.group, sequence.lacks, left)
+        self.queue.add(sequence)
+        self._queued[job.request.handle] = job
+
+    def admit(self) -> bool:
+        """Whether anybody begins now: in turn, as far as there is room."""
+        before = len(self.active)
+        while (sequence := self.queue.first()) is not None:
+            job = self._queued[sequence.request.handle]
+            if not self.begin(job):
+                break
+            self.queue.remove(sequence)
+            del self._queued[sequence.request.handle]
+            job.rank, job.began = sequence.prompt_rank, self._clock.now()
+            self.active.append(job)
+        return len(self.active) > before
+
+    def whose_turn(self) -> Job | None:
+        return min(self.active, key=lambda job: job.rank, default=None)
 
     def pull_beginning(self, job: Job, other: "HourNode") -> float:
         """What of its beginning the other node has and this one has not: when it is there. Over this link it is always
@@ -202,28 +280,6 @@ class HourNode:
         other.blocks.release(theirs)
         self.blocks.release(here + room, awaited=True)
         return when + self._machine.moving(len(room))
-
-    def _restore_names(self, names: list[Hash], begin: Callable[[], bool]) -> float:
-        now = self._clock.now()
-        if self.tiers is None:
-            return now
-        before, places = self.known(names), self.tiers.look(names)
-        if not begin():
-            return now
-        until = time.monotonic() + _PATIENCE
-        while self.tiers.brings(names[before]):
-            self.restores.turn(1.0)
-            assert time.monotonic() < until, "the disk's threads have stopped"
-            time.sleep(0.0001)
-        came, seconds, from_disk = self.known(names) - before, 0.0, False
-        for tier, count in places:
-            seconds += self._machine.reading(tier, min(came, count))
-            from_disk |= tier == DISK and came > 0
-            came -= min(came, count)
-        began = max(now, self.reads_until) if from_disk else now
-        if from_disk:
-            self.reads_until = began + seconds
-        return began + seconds
 
     def begin(self, job: Job) -> bool:
         """Whether there is room: then its blocks are held, with what was found."""
@@ -279,7 +335,7 @@ class HourNode:
 
     @property
     def idle(self) -> bool:
-        return not (self.queue or self.running or self.decoding or self.reading)
+        return not (self.queue or self.active or self.running or self.decoding or self.reading)
 
     def close(self) -> None:
         """Its process ends."""
@@ -287,6 +343,6 @@ class HourNode:
             self.tiers.close()
 
 
-def quantum(tokens: float) -> int:
-    """What was computed ahead by then, in whole steps, and at least the one under way."""
-    return max(1, int(tokens // AHEAD_TOKENS)) * AHEAD_TOKENS
+def whole_steps(tokens: float) -> int:
+    """What was computed ahead by then: of a step that ends in the middle nothing is."""
+    return int(tokens // AHEAD_TOKENS) * AHEAD_TOKENS
