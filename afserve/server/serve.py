@@ -89,6 +89,8 @@ async def serve(
         sock.close()
         await service.text.end_processes()
         await service.accounts.stop_telling()
+        for hosted in service.models:
+            hosted.end_keeping()
         await service.spans.send_rest()
         await service.database.close_file()
         if service.audit is not None:

@@ -194,18 +194,18 @@ def _best_inside(
     setting = question.setting_for(family.kind)
     capped = question.tokens_per_second or setting.concurrency
     cost = None if capped else _cost(family, question.objective)
-    kept, batch, limit = best_batches(family, setting, targets, cost, question.layout.running)
+    soonest = question.objective == "latency" and not question.tokens_per_second  # one request at a time
+    running = 1 if soonest else question.layout.running
+    kept, batch, limit = best_batches(family, setting, targets, cost, running)
     if not len(batch):
         return None
-    if question.objective == "latency" and not question.tokens_per_second:
-        batch = np.ones_like(batch)
     score, instances = _score(kept, question, setting, batch)
     index = int(np.argmin(score))
     if not np.isfinite(score[index]):
         return None
     best, most = float(batch[index]), float(limit[index])
     limited_by = limit_name if best < most else _full(setting, kept, most, index)
-    if question.objective == "latency" and not question.tokens_per_second:
+    if soonest:
         limited_by = "objective"
     plan = plan_of(kept, setting, index, best, limited_by)
     return float(score[index]), replace(plan, instances=int(instances[index]))

@@ -6,11 +6,13 @@ assignment of another device pass, and whatever makes the host wait for a device
 """
 
 import subprocess
-import traceback
+import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar
 
 import torch
@@ -21,7 +23,6 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
 )
-from torch.utils._pytree import tree_flatten
 
 from afserve.kernels.devices.host import HostDevice
 
@@ -57,8 +58,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
-        name = str(func).removesuffix(".default")
+        tensors = list(_tensors((*args, *kwargs.values())))
+        name = _name_of(func)
         target = kwargs.get("device")
         on_host = all(x.device.type == "cpu" and not isinstance(x, FakeTensor) for x in tensors)
         if on_host and (target is None or torch.device(target).type == "cpu"):
@@ -66,15 +67,15 @@ class Watch(TorchDispatchMode):
                 return func(*args, **kwargs)
         self._check_devices(name, tensors)
         self.launches += 1
-        waits = self._waits(name, tensors, kwargs) or _is_pageable(name, tensors, kwargs)
+        waits, pageable = self._waits(name, tensors, kwargs), _is_pageable(name, tensors, kwargs)
         if self.recorded is not None:
-            if waits:
+            if waits or pageable:
                 raise RuntimeError(f"{name} at {_line()} cannot be recorded")
             if not name.startswith("prim."):
                 self.recorded.append((name, tuple(tuple(x.shape) for x in tensors)))
-        if self._waits(name, tensors, kwargs):
+        if waits:
             self.waits[f"{name} at {_line().partition(':')[0]}"] += 1
-        if _is_pageable(name, tensors, kwargs):
+        if pageable:
             self.pageable[f"{name} at {_line().partition(':')[0]}"] += 1
         if name == "aten._local_scalar_dense":
             return (
@@ -101,6 +102,20 @@ class Watch(TorchDispatchMode):
         return name.startswith("aten.copy_") and tensors[0].device.type == "cpu" and from_device
 
 
+@cache
+def _name_of(func: object) -> str:
+    return str(func).removesuffix(".default")
+
+
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Those in lists too."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
 def _watch() -> Watch:
     (watch,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch))
     return watch
@@ -120,10 +135,13 @@ def _is_pageable(name: str, tensors, kwargs) -> bool:
 
 def _line() -> str:
     """Of the code under test, not of PyTorch's."""
-    frames = [
-        f for f in traceback.extract_stack() if "site-packages" not in f.filename and f.filename != __file__
-    ]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "site-packages" not in file and file != __file__:
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?"
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class Up:
 
     def status(self) -> dict[str, int]:
         """Node name -> pid."""
-        nodes = httpx.get(f"{self.url}/status").json()["nodes"]
+        nodes = httpx.get(f"{self.url}/status", timeout=DEADLINE).json()["nodes"]
         return {node["name"]: node["pid"] for node in nodes}
 
     def folder(self) -> Path:

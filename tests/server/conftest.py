@@ -396,7 +396,7 @@ def run_server(tokenizer: Tokenizer) -> Callable[..., AbstractContextManager[Ser
     return run
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared(
     make_backend: Callable[..., ScriptedBackend], run_server: Callable[..., AbstractContextManager[Server]]
 ) -> Iterator[Server]:
@@ -406,14 +406,14 @@ def _shared(
 
 @pytest.fixture
 def server(_shared: Server, make_backend: Callable[..., ScriptedBackend]) -> Server:
-    """One server for all tests; each finds its script fresh."""
+    """One server for all tests of a file; each finds its script fresh."""
     fresh = make_backend()
     for f in fields(ScriptedBackend):
         setattr(_shared.backend, f.name, getattr(fresh, f.name))
     return _shared
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _client(_shared: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=_shared.url, timeout=20) as client:
         yield client

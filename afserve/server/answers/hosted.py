@@ -67,6 +67,10 @@ class Hosted:
         for follower in self.followers:
             follower(asked, ids, kept)
 
+    def end_keeping(self) -> None:
+        """Once nothing is answered any more: what waits to be kept is not, and the thread ends."""
+        self.keeper.shutdown(wait=False, cancel_futures=True)
+
     def _keep(self, asked: Prepared, ids: "array[int]") -> None:
         prompt, salt = asked.written, asked.scheduling.cache_salt
         if prompt is not None:
