@@ -533,7 +533,7 @@ def blocks(by_day, all_, size):
     return [*first[:by_day], *(pytest.param(seed, marks=pytest.mark.long) for seed in first[by_day:])]
 
 
-@pytest.mark.parametrize("first", blocks(2, 8, 25))
+@pytest.mark.parametrize("first", blocks(1, 8, 25))
 @pytest.mark.slow
 def test_what_is_wanted_is_reached_when_losses_stop(first):
     for seed in range(first, first + 25):

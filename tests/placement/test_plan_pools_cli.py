@@ -25,10 +25,10 @@ def test_three_pools_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {asked} --json")
     best = json.loads(out)["best"]
     assert code == 0 and best["prefill"]["devices"] >= 1 and best["prefill"]["hardware"] in ("h20", "l40s")
-    code, out, _ = call(capsys, f"plan {asked}")
+    layout = "--kind afd --attention-devices 4 --expert-devices 2"
+    code, out, _ = call(capsys, f"plan {asked} {layout}")
     assert "prompts are read by" in out and "\n" in out and " prompts  attention " in out
-    layout = "--kind afd --attention-devices 4 --expert-devices 2 --steps 3 --requests 80"
-    code, out, _ = call(capsys, f"simulate {asked} {layout} --json")
+    code, out, _ = call(capsys, f"simulate {asked} {layout} --steps 3 --requests 80 --json")
     values = json.loads(out)
     assert code == 0 and "for prompts, " in values["plan"]
     assert abs(values["difference"]) < 0.05 and values["ttft_ms"]["p50"] > values["tpot_ms"]["p50"]
