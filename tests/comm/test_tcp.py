@@ -147,15 +147,15 @@ def test_only_the_given_address_listens_and_nothing_is_left():
         return {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
     gc.collect()  # or what earlier tests left is gone in the middle of this one
-    before, files, threads = listening(), len(os.listdir("/proc/self/fd")), threading.active_count()
+    before, files, threads = listening(), len(os.listdir("/proc/self/fd")), set(threading.enumerate())
     end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
     other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
     round_trip(other, end)
     assert [found.ip for found in listening() - before] == ["127.0.0.2"]
     other.close()
     end.close()
-    assert listening() == before
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
+    assert listening() <= before and len(os.listdir("/proc/self/fd")) <= files
+    assert set(threading.enumerate()) <= threads
 
 
 @pytest.mark.parametrize("field", ["hidden", "slots", "model", "combine_wire"])
