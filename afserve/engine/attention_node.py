@@ -6,7 +6,7 @@ sockets: requests come in as values, tokens go out as events.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Generic
 
 import torch
@@ -35,6 +35,7 @@ from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats, TierStats
 from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
+from afserve.engine.step.host_reader import Fetch
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
@@ -84,7 +85,7 @@ class AttentionNode(Generic[T]):
             for i, (runner, loop) in enumerate(zip(runners, loops, strict=True))
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
-        self._tickets: list[T | None] = [None] * config.micro_batches
+        self._tickets: list[T | Fetch | None] = [None] * config.micro_batches
         self._pace = Pace(config.micro_batches) if config.adaptive else None
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
         self.stalled = True
@@ -93,8 +94,7 @@ class AttentionNode(Generic[T]):
         self.unread = ""  # what to say of tensors that nothing read
         self.expert_memory: Callable[[], ExpertMemoryStats] = ExpertMemoryStats  # of a bank in this process
         self._guides, self._row_bytes = guides, spec.hidden * model.dtype.itemsize
-        self._routed_bytes = row_bytes_of(spec)
-        self._prompt_tokens = self._generated_tokens = 0
+        self._routed_bytes, self._prompt_tokens, self._generated_tokens = row_bytes_of(spec), 0, 0
 
     def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:
         """Queue one request. Raises RequestError or OverloadedError; nothing changes then. Other nodes compute parts of
@@ -164,9 +164,7 @@ class AttentionNode(Generic[T]):
 
     def step(self) -> list[TokenEvent]:
         """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
-        if torch.is_inference_mode_enabled():
-            return self._advance()
-        with torch.inference_mode():
+        with nullcontext() if torch.is_inference_mode_enabled() else self.stepping():
             return self._advance()
 
     @staticmethod
@@ -176,27 +174,26 @@ class AttentionNode(Generic[T]):
 
     def _advance(self) -> list[TokenEvent]:
         self.stalled = True
-        for index, loop in enumerate(self._loops):
-            ticket = self._tickets[index]
-            if ticket is None and not self._scheduler.has_work(index):
-                continue
-            if ticket is not None and not self._link.ready(ticket):
-                continue
-            before = self._micro_batches[index].steps
-            start = self._meter.now()
-            self._tickets[index] = next(loop)
+        for index in filter(self._can_go_on, range(len(self._loops))):
+            before, start = self._micro_batches[index].steps, self._meter.now()
+            self._tickets[index] = next(self._loops[index])
             self._meter.ran(index, start)
             done = self._micro_batches[index].steps > before
             advanced = done or self._tickets[index] is not None or self._micro_batches[index].paused
             if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
                 pool = ran.rows * self._link.called.take_others(index)
-                self._drafting.note_step(
-                    ran._replace(pool=pool, touched=self._load.touched(index)), self._meter.now
-                )
+                ran = ran._replace(pool=pool, touched=self._load.touched(index))
+                self._drafting.note_step(ran, self._meter.now)
             if done and self._pace is not None:
                 self._repace(self._pace, self._micro_batches[index])
             self.stalled = self.stalled and not advanced
         return self._take_events()
+
+    def _can_go_on(self, index: int) -> bool:
+        ticket = self._tickets[index]
+        if ticket is None:
+            return self._scheduler.has_work(index)
+        return ticket.copied.done() if isinstance(ticket, Fetch) else self._link.ready(ticket)
 
     def _repace(self, pace: Pace, micro_batch: MicroBatch[T]) -> None:
         """A micro-batch ended a step: measure, and set how many take part from now on."""
@@ -229,17 +226,20 @@ class AttentionNode(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """Whether rows are with the experts."""
+        """Whether rows are with the experts, or tokens on their way from a device."""
         return any(ticket is not None for ticket in self._tickets)
 
     def wait(self, timeout: float) -> None:
-        """Park until a reply or a grammar is there, at most `timeout` seconds."""
-        if tickets := [t for t in self._tickets if t is not None]:
-            start = self._meter.now()
+        """Park until a reply or a grammar is there, at most `timeout` seconds, or what a device was told before."""
+        start = self._meter.now()
+        if fetch := next((t for t in self._tickets if isinstance(t, Fetch)), None):
+            fetch.copied.wait()
+        elif tickets := [t for t in self._tickets if t is not None and not isinstance(t, Fetch)]:
             self._link.wait(tickets, timeout)
-            self._meter.slept(start)
         elif self._guides is not None:
             self._guides.wait(timeout)
+        if self.under_way:
+            self._meter.slept(start)
 
     def stats(
         self,

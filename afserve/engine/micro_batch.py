@@ -1,8 +1,9 @@
 """One micro-batch: a complete serving loop written as a coroutine that yields wherever it would wait.
 
-Plan, run the layers, sample, emit, again. It yields a ticket while its rows are at the expert nodes, and None
-when it has nothing to do; the attention node runs whichever micro-batch can go on. Ping-pong is what happens
-when several take turns. How layers are computed is its runner's (`step/`). Shapes: H hidden, R rows with logits.
+Plan, run the layers, sample, emit, again. It yields a ticket while its rows are at the expert nodes, a fetch while its
+tokens are on their way from a device, and None when it has nothing to do; the attention node runs whichever micro-batch
+can go on. Ping-pong is what happens when several take turns. How layers are computed is its runner's (`step/`). Shapes:
+H hidden, R rows with logits.
 """
 
 from collections.abc import Generator
@@ -21,11 +22,12 @@ from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.logprobs import logprobs_of
-from afserve.engine.sampler import Failure, Sampler, rows_of
+from afserve.engine.sampler import Failure, Reads, Sampler, rows_of
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
+from afserve.engine.step.host_reader import Fetch, HostReader
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.routed_rows import note_routed, take_routed
@@ -38,7 +40,7 @@ from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
 from afserve.tracing.trace import NO_ARGS
 
-Step = Generator[T | None, None, None]
+Step = Generator[T | Fetch | None, None, None]
 Vectors = dict[int, tuple[bytes, ...]]  # `pooled` and `row` of an event, by a chunk's index in the plan
 _UNREAD = 0  # the token of who wants a row: somebody else draws it
 Accepted = dict[int, tuple[Run, tuple[TokenLogprob, ...]]]  # by a chunk's index in the plan
@@ -77,7 +79,8 @@ class MicroBatch(Generic[T]):
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config, self._load = meter, config, load
         self._drafting, self._follower = drafting, follower
-        self._buffers = StepBuffers(device_of(model.ops.device), config.max_model_len)
+        device = device_of(model.ops.device)
+        self._buffers, self._reader = StepBuffers(device, config.max_model_len), HostReader(device)
         self._sampler = Sampler(model.ops, self._buffers)
         self.events: list[TokenEvent] = []
         self.steps = 0
@@ -104,7 +107,7 @@ class MicroBatch(Generic[T]):
             began = since
             _left_queue(self.plan, began)
             if self.plan.draws:
-                self._draw(self.plan)
+                yield from self._draw(self.plan)
                 self._meter.did(self.index, "sample", since)
                 yield None
                 continue
@@ -121,7 +124,7 @@ class MicroBatch(Generic[T]):
                 continue
             since = self._meter.now()
             rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
-            outcome = self._finish(self.plan, step.ends, rows_RH, step)
+            outcome = yield from self._finish(self.plan, step.ends, rows_RH, step)
             drafted = sum(chunk.supposed for chunk in self.plan.chunks)
             told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, told)
@@ -147,12 +150,12 @@ class MicroBatch(Generic[T]):
             self.steps += 1
             yield None
 
-    def _draw(self, plan: StepPlan) -> None:
+    def _draw(self, plan: StepPlan) -> Step[T]:
         """A step without layers: each sequence brought the row of its last token."""
         model = self._model
         rows = [torch.frombuffer(bytearray(c.sequence.row), dtype=model.dtype) for c in plan.chunks]
         rows_RH = torch.stack(rows).to(model.ops.device)
-        self._book(plan, self._finish(plan, list(range(1, len(rows) + 1)), rows_RH))
+        self._book(plan, (yield from self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)))
         self.plan, self.decode_only, self.ran = None, False, None
         self.steps += 1
 
@@ -181,8 +184,9 @@ class MicroBatch(Generic[T]):
 
     def _finish(
         self, plan: StepPlan, ends: list[int], rows_RH: Tensor, step: StepInput | None = None
-    ) -> _Outcome:
-        """What the step gave. `ends` says where each chunk's rows do; without a `step` no layer was computed."""
+    ) -> Generator[Fetch, None, _Outcome]:
+        """What the step gave, once it is there. `ends` says where each chunk's rows do; without a `step` no layer was
+        computed."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
         first = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
@@ -191,12 +195,13 @@ class MicroBatch(Generic[T]):
         if not scored and len(first) < len(rows_RH):
             read_RH, first = rows_of(rows_RH, first), list(range(len(first)))
         logits_RV = self._model.logits(read_RH) if len(read_RH) else read_RH
-        failures = {} if plan.draws else self._runner.take_failures()
         asked = {
             index: Rows(plan.chunks[index].sequence, row, plan.chunks[index].supposed)
             for index, row in zip(drawn, first, strict=True)
         }
-        outcomes = draw_runs(logits_RV, asked, self._sampler)
+        mark_1 = None if plan.draws else self._runner.worst_mark()
+        outcomes, worst = yield from self._fetch_drawn(draw_runs(logits_RV, asked, self._sampler), mark_1)
+        failures = {} if plan.draws else self._runner.take_failures(worst)
         failures = {i: one.message for i, one in outcomes.items() if isinstance(one, Failure)} | failures
         runs = {i: one for i, one in outcomes.items() if i not in failures and not isinstance(one, Failure)}
         logprobs = logprobs_of_runs(logits_RV, asked, runs)
@@ -213,6 +218,25 @@ class MicroBatch(Generic[T]):
         if step is not None and drafted:
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
+
+    def _fetch_drawn(
+        self, reads: Reads[dict[int, Run | Failure]], mark_1: Tensor | None
+    ) -> Generator[Fetch, None, tuple[dict[int, Run | Failure], int | None]]:
+        """What was drawn, and the number behind `mark_1`, which comes along with what is read first."""
+        worst: int | None = None
+        try:
+            wanted_N = next(reads)
+            while True:
+                if mark_1 is None:
+                    told = yield from self._reader.fetch_columns(wanted_N)
+                else:
+                    *told, worst = yield from self._reader.fetch_columns(wanted_N, mark_1)
+                    mark_1 = None
+                wanted_N = reads.send(told)
+        except StopIteration as ended:
+            if mark_1 is not None:  # of a step that draws nothing
+                (worst,) = yield from self._reader.fetch_columns(mark_1)
+            return ended.value, worst
 
     def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:
         """Of the prompts that were asked for one."""

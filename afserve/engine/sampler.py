@@ -1,12 +1,12 @@
 """From logits to tokens: the likeliest ones, and draws by penalties, temperature, top-k, top-p, min-p and grammars.
 
 A row's outcome depends on its own logits, parameters, history and position only, never on its neighbours, so
-any batching gives the same tokens. All rows are drawn at once where they lie (`draws.py`), and the host waits once for
-their tokens. Shapes: R rows, D of them that are drawn from, V vocabulary, B bytes of bits.
+any batching gives the same tokens. All rows are drawn at once where they lie (`draws.py`), and the host reads their
+tokens once. Shapes: R rows, D of them that are drawn from, V vocabulary, B bytes of bits.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,8 @@ from afserve.errors import RequestError
 from afserve.kernels.ops import Ops
 
 T = TypeVar("T")
+Reads = Generator[Tensor, list[int], T]
+"""Yields whole numbers that lie on the device, and is sent them as the host's; returns what they were read for."""
 NUCLEUS = 1024  # so many tokens of a row are put in order at first: a sort of 129,280 takes ten times as long
 # Logits at once: on a CPU what fits its cache, on a device what 256 MB hold.
 _AT_ONCE = 1 << 17
@@ -79,6 +81,12 @@ class Sampler:
     def sample(
         self, logits_RV: Tensor, sequences: Many[Sequence], rows: Many[int] | None = None
     ) -> list[int | Failure]:
+        """What `draw_rows` gives; it waits for a device."""
+        return read_at_once(self.draw_rows(logits_RV, sequences, rows))
+
+    def draw_rows(
+        self, logits_RV: Tensor, sequences: Many[Sequence], rows: Many[int] | None = None
+    ) -> Reads[list[int | Failure]]:
         """One token or failure for each sequence, from its row (without `rows`: the one at its place); logits are not
         changed. A row with a logit that is not finite has no token: nothing drawn from it would mean anything. Who is
         plainly greedy takes the likeliest token. A grammar is asked about the drawn token; where it says no, one is
@@ -95,25 +103,25 @@ class Sampler:
                     draws.append(first)
             elif sequence.guide is not None:
                 followed.append(_Draw(at, row, sequence))
-        best, tokens = self._tokens(logits_RV, draws)
+        best, tokens = yield from self._tokens(logits_RV, draws)
         found = [best[row] if best[row] >= 0 else _SPOILED for row in rows]
         told = [*zip(draws, tokens, strict=True), *((draw, best[draw.row]) for draw in followed)]
         for at, why in failed.items():
             found[at] = why if found[at] is not _SPOILED else _SPOILED
-        self._settle(
+        yield from self._settle(
             logits_RV, [(draw, token) for draw, token in told if found[draw.at] is not _SPOILED], found
         )
         return found
 
-    def _tokens(self, logits_RV: Tensor, draws: list[_Draw]) -> tuple[list[int], list[int]]:
+    def _tokens(self, logits_RV: Tensor, draws: list[_Draw]) -> Reads[tuple[list[int], list[int]]]:
         """The likeliest token of each row, below 0 where there is none, and those of the draws."""
         best_R = self._ops.argmax(logits_RV)
-        if not draws:
-            return best_R.tolist(), []
-        told = torch.cat([best_R.long(), self._draw(logits_RV, draws)]).tolist()
+        told = yield torch.cat([best_R, self._draw(logits_RV, draws)]) if draws else best_R
         return told[: len(best_R)], told[len(best_R) :]
 
-    def _settle(self, logits_RV: Tensor, told: Many[tuple[_Draw, int]], found: list[int | Failure]) -> None:
+    def _settle(
+        self, logits_RV: Tensor, told: Many[tuple[_Draw, int]], found: list[int | Failure]
+    ) -> Reads[None]:
         """What the draws gave into `found`. Some are drawn once more: two times at most."""
         while told:
             again = []
@@ -123,7 +131,7 @@ class Sampler:
                     again.append(outcome)
                 else:
                     found[draw.at] = outcome
-            told = list(zip(again, self._draw(logits_RV, again).tolist(), strict=True)) if again else []
+            told = list(zip(again, (yield self._draw(logits_RV, again)), strict=True)) if again else []
 
     def _draw(self, logits_RV: Tensor, draws: list[_Draw]) -> Tensor:
         """A token for each, int64 (D,), or what `draw_tokens` says instead. Puts `draws` in order: one kind behind the
@@ -190,6 +198,17 @@ class Sampler:
             (bits_N,) = self._buffers.write(f"bits {piece}", len(bits), torch.uint8, [bits])
             forbidden_DV = forbidden_of(bits_N.view(len(allowed), -1), logits_DV.shape[1])
             logits_DV.masked_fill_(forbidden_DV, NEVER)
+
+
+def read_at_once(reads: Reads[T]) -> T:
+    """It waits for a device."""
+    try:
+        wanted_N = next(reads)
+        while True:
+            wanted_N = reads.send(wanted_N.tolist())
+    except StopIteration as ended:
+        found: T = ended.value
+        return found
 
 
 def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from afserve.engine.logprobs import logprobs_of
-from afserve.engine.sampler import Failure, Sampler, plain, rows_of
+from afserve.engine.sampler import Failure, Reads, Sampler, plain, rows_of
 from afserve.engine.scheduling.request import TokenLogprob
 from afserve.engine.scheduling.sequence import Sequence
 
@@ -28,20 +28,27 @@ class Rows(NamedTuple):
     supposed: int = 0
 
 
-def draw_runs(logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler) -> dict[int, Run | Failure]:
+def draw_runs(
+    logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler
+) -> Reads[dict[int, Run | Failure]]:
     """At least one token for each, all rows drawn in one call; or why there is none."""
     if not any(rows.supposed for rows in asked.values()):
         alone = [rows.sequence for rows in asked.values()]
-        told = sampler.sample(logits_RV, alone, [rows.first for rows in asked.values()]) if alone else ()
+        told = (
+            (yield from sampler.draw_rows(logits_RV, alone, [r.first for r in asked.values()]))
+            if alone
+            else []
+        )
         return {i: one if isinstance(one, Failure) else (one,) for i, one in zip(asked, told, strict=True)}
     sequences = {index: _drawn(*rows) for index, rows in asked.items()}
     flat = [one for several in sequences.values() for one in several]
     places = [asked[index].first + at for index, several in sequences.items() for at in range(len(several))]
-    outcomes = iter(sampler.sample(logits_RV, flat, places) if flat else ())
-    return {
-        index: _confirmed(asked[index], list(islice(outcomes, len(several))), logits_RV, sampler)
-        for index, several in sequences.items()
-    }
+    outcomes = iter((yield from sampler.draw_rows(logits_RV, flat, places)) if flat else ())
+    found = dict[int, Run | Failure]()
+    for index, several in sequences.items():
+        own = list(islice(outcomes, len(several)))
+        found[index] = yield from _confirmed(asked[index], own, logits_RV, sampler)
+    return found
 
 
 def _drawn(sequence: Sequence, first: int, supposed: int) -> list[Sequence]:
@@ -56,7 +63,7 @@ def _drawn(sequence: Sequence, first: int, supposed: int) -> list[Sequence]:
 
 def _confirmed(
     rows: Rows, outcomes: Many[int | Failure], logits_RV: Tensor, sampler: Sampler
-) -> Run | Failure:
+) -> Reads[Run | Failure]:
     """One token more than of the draft is right, or as many where the next row gives no token: the step that computes
     it again says why. Rows behind the `outcomes` are drawn here."""
     token, sequence = outcomes[0], rows.sequence
@@ -70,7 +77,7 @@ def _confirmed(
             token = outcomes[at]
         else:
             row = rows.first + at
-            (token,) = sampler.sample(logits_RV[row : row + 1], [sequence.supposing(run)])
+            (token,) = yield from sampler.draw_rows(logits_RV[row : row + 1], [sequence.supposing(run)])
         if isinstance(token, Failure):
             break
         run.append(token)

@@ -2,7 +2,7 @@
 
 A kernel is compiled for its dtypes and tiles, and not for how many rows there are; which tiles it takes follows from
 few sizes, and those are gone through here. Nothing that is computed counts: keys and values go to a block that nobody
-holds yet. Of an attention node that exchanges rows with expert nodes the kernels of the exchange are left out.
+holds yet. The kernels by which nodes exchange rows are `comm/device_exchange/rehearsal.py`'s.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ import torch
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
-from afserve.comm.transport import Box, SharingRegions, Transport
+from afserve.comm.transport import Box, Layout, SharingRegions, Transport
 from afserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ def open_port(
     from afserve.comm.device_exchange.served import SteppingPort
 
     return SteppingPort(transport, _regions(transport), bank, _patience(transport.device), inside)
+
+
+def warm_exchange(layout: Layout, nodes: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Nothing where none was agreed on. See `rehearsal.rehearse`."""
+    if layout.exchange:
+        from afserve.comm.device_exchange.rehearsal import rehearse
+
+        rehearse(layout, nodes, device, dtype, _patience(device))
 
 
 def _patience(device: torch.device) -> "Patience":

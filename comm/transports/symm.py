@@ -32,6 +32,7 @@ _COUNT_WORDS = 64  # of 4 bytes, between two boxes' numbers: their addresses are
 _LIMIT_SECONDS = (
     30.0  # how long a kernel waits for an announced payload: longer than a stopped peer goes unnoticed
 )
+_BYTES = 1024  # of a payload that one program spoils at once
 _LOOKS = 1000  # the same where the device has no clock
 _ERROR, _ABORT = 0, 1  # words that host and device share: `kernels/triton/symm.py`
 _DIRECTIONS = (Kind.DISPATCH, Kind.COMBINE)
@@ -85,7 +86,7 @@ class SymmPair:
         with device_of(payload_B.device).as_current():  # Triton launches on the current device
             self._kernels.await_flag[(1,)](
                 flag, self._received, tag, payload_B, payload_B.numel(), self._words.data_ptr(), self._limit,
-                CHIP=self._chip, BYTES=1024,
+                CHIP=self._chip, BYTES=_BYTES,
             )  # fmt: skip
 
     def shared_region(self, tag: int) -> SharedRegion | None:
@@ -112,6 +113,25 @@ class SymmPair:
         return self._shared
 
 
+def rehearse(device: torch.device, *, chip: bool) -> bool:
+    """Both kernels once, over memory of its own, so that they are compiled before a message waits for them. Whether the
+    flag that was raised was found; it waits for the device."""
+    from afserve.kernels.triton import symm as kernels
+
+    place = device_of(device)
+    memory_B = torch.zeros(_FLAG_BYTES + _BYTES, dtype=torch.uint8, device=device)
+    sent, received = torch.zeros((2, _COUNT_WORDS), dtype=torch.int32, device=device)
+    words, limit = place.pinned(2, torch.int32), int(_LIMIT_SECONDS * 1e9) if chip else _LOOKS
+    with place.as_current():  # Triton launches on the current device
+        kernels.raise_flag[(1,)](memory_B.data_ptr(), sent, 0, CHIP=chip, num_warps=1)
+        kernels.await_flag[(1,)](
+            memory_B.data_ptr(), received, 0, memory_B[_FLAG_BYTES:], _BYTES, words.data_ptr(), limit, CHIP=chip,
+            BYTES=_BYTES,
+        )  # fmt: skip
+    place.finish()
+    return not int(words[_ERROR])
+
+
 def carriage(device: torch.device, driver: MemoryDriver, *, chip: bool) -> Carriage:
     """`chip`: see `SymmPair`."""
     return Carriage(device, 0, "symm", partial(SymmPair, driver, chip), IN_HOST, regions=True)
@@ -123,6 +143,12 @@ def on_gpu(device: torch.device) -> Carriage:
         raise ConfigError(
             f"transport symm: payloads lie in GPU memory, and device {device} is none of this machine's GPUs; "
             "start nodes with --device cuda on GPUs of one host, or use another --transport",
+            param="transport",
+        )
+    if not rehearse(device, chip=True):
+        raise ConfigError(
+            f"transport symm: on {device} a flag that one kernel raised was not found by the next; use --transport shm "
+            "or dist, and please report it",
             param="transport",
         )
     try:

@@ -35,7 +35,7 @@ def _first_row(half, x_at, dtype: tl.constexpr):
     return tl.multiple_of(typed(half + x_at, dtype), 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "slots"])
 def plan_nodes(
     slot_ptr, place_NT_ptr, count_N_ptr, number_N_ptr, rows, slots, CHOICES: tl.constexpr, ROWS: tl.constexpr
 ):
@@ -56,7 +56,7 @@ def plan_nodes(
     tl.store(number_N_ptr + node, tl.load(number_N_ptr + node) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "nodes", "slots", "scales", "slot_at", "scale_at"])
 def put_rows(
     x_ptr, slot_ptr, weight_ptr, place_NT_ptr, number_N_ptr, peer_N_ptr, rows, hidden, x_stride, nodes, slots, scales,
     half_bytes, weight_at, slot_at, scale_at, x_at,
@@ -108,7 +108,7 @@ def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes, T
     release(typed(tl.load(peer_N_ptr + box), tl.int32), number, TIMED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["most", "limit"])
 def wait_boxes(
     own_N_ptr, number_N_ptr, count_N_ptr, header_N2_ptr, error_ptr, words_ptr, most, half_bytes, limit,
     NEXT: tl.constexpr, TIMED: tl.constexpr,
@@ -167,7 +167,7 @@ def _rows_before(count_N_ptr, box, boxes, BOXES: tl.constexpr):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["boxes", "most", "slots", "scales", "slot_at", "scale_at"])
 def take_rows(
     own_N_ptr, number_N_ptr, count_N_ptr, x_ptr, slot_ptr, weight_ptr, boxes, most, hidden, slots, scales,
     half_bytes, weight_at, slot_at, scale_at, x_at,
@@ -207,7 +207,7 @@ def take_rows(
         tl.store(weight_ptr + to * CHOICES + k, tl.zeros((WIDTH,), dtype=tl.float32), mask=k < CHOICES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["boxes", "most"])
 def put_answers(
     y_ptr, count_N_ptr, number_N_ptr, peer_N_ptr, boxes, most, hidden, half_bytes, x_at,
     COLUMNS: tl.constexpr, BOXES: tl.constexpr, WIRE: tl.constexpr,
@@ -223,7 +223,7 @@ def put_answers(
         tl.store(_first_row(half, x_at, WIRE) + row * hidden + column, y.to(WIRE), mask=column < hidden)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "nodes"])
 def sum_answers(
     own_N_ptr, number_N_ptr, place_NT_ptr, error_ptr, y_ptr, rows, hidden, nodes, half_bytes, x_at,
     COLUMNS: tl.constexpr, WIRE: tl.constexpr,

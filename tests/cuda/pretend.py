@@ -2,14 +2,15 @@
 
 Host memory is real, so mailboxes, headers and flags work; what is on a device is fake. Every operation is watched: two
 devices in one operation are an error at the line that does it, although PyTorch's fake mode lets an index or an
-assignment of another device pass, and whatever makes the host wait for a device is counted.
+assignment of another device pass, and whatever makes the host wait for a device is counted. The device has come to an
+event when it is asked for it the second time.
 """
 
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,8 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from afserve.engine.step.spoiled import FINE
+from afserve.kernels.devices.device import Event, Queue
 from afserve.kernels.devices.host import HostDevice
 
 Launched = tuple[str, tuple[tuple[int, ...], ...]]  # an operation, and the shapes that it got
@@ -45,13 +48,14 @@ def load_guard(folder: Path) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """`waits` counts what the host waited for, by operation and the file of afserve's that asked, and `pageable` what
-    was copied to a device from memory that is not pinned: the host waits there until a buffer of the driver's is free.
-    """
+    """`waits` counts what the host waited for, by operation and the file of afserve's that asked, `reads` what a device
+    copied to pinned memory beside it, and `pageable` what was copied to a device from memory that is not pinned: the
+    host waits there until a buffer of the driver's is free."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
         self.pageable: Counter[str] = Counter()
         self.launches = 0
         self.recorded: list[Launched] | None = None  # while launches are recorded
@@ -77,10 +81,13 @@ class Watch(TorchDispatchMode):
             self.waits[f"{name} at {_line().partition(':')[0]}"] += 1
         if pageable:
             self.pageable[f"{name} at {_line().partition(':')[0]}"] += 1
+        if _is_read(name, args):
+            self.reads[f"{name} at {_line().partition(':')[0]}"] += 1
+            with _disable_current_modes():
+                args[0].zero_()[-1] = FINE  # of contents there are none: tokens 0, and no row is marked
+            return args[0]
         if name == "aten._local_scalar_dense":
-            return (
-                -1 if _line().startswith("spoiled.py") else 0
-            )  # there are no contents: no row was spoiled, token 0
+            return FINE if _line().startswith("spoiled.py") else 0
         return func(*args, **kwargs)
 
     def _check_devices(self, name: str, tensors) -> None:
@@ -99,7 +106,8 @@ class Watch(TorchDispatchMode):
             target = kwargs.get("device")
             down = from_device and target is not None and torch.device(target).type == "cpu"
             return down and not kwargs.get("non_blocking")
-        return name.startswith("aten.copy_") and tensors[0].device.type == "cpu" and from_device
+        down = name.startswith("aten.copy_") and tensors[0].device.type == "cpu" and from_device
+        return down and not _is_read(name, tensors)
 
 
 @cache
@@ -119,6 +127,13 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
 def _watch() -> Watch:
     (watch,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch))
     return watch
+
+
+def _is_read(name: str, args) -> bool:
+    """A copy that the device makes beside the host."""
+    if not name.startswith("aten.copy_") or isinstance(args[0], FakeTensor) or args[0].device.type != "cpu":
+        return False
+    return args[1].device.type == "cuda" and args[0].untyped_storage().data_ptr() in PINNED
 
 
 def _is_pageable(name: str, tensors, kwargs) -> bool:
@@ -151,12 +166,53 @@ def pretended() -> Iterator[Watch]:
         yield watch
 
 
+class PretendedEvent:
+    """In the order in which they were put, whatever queue it was."""
+
+    put = come = 0
+
+    def __init__(self) -> None:
+        PretendedEvent.put += 1
+        self._number, self._asked = PretendedEvent.put, False
+
+    def done(self) -> bool:
+        if self._asked:
+            PretendedEvent.come = max(PretendedEvent.come, self._number)
+        self._asked = True
+        return self._number <= PretendedEvent.come
+
+    def wait(self) -> None:
+        if self._number > PretendedEvent.come:
+            _watch().waits[f"event at {_line().partition(':')[0]}"] += 1
+            PretendedEvent.come = self._number
+
+    def seconds_since(self, earlier: Event) -> float:
+        return 0.0
+
+
+class PretendedQueue:
+    def put_event(self, *, timed: bool = False) -> Event:
+        return PretendedEvent()
+
+    def inside(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def wait(self) -> None:
+        _watch().waits[f"queue at {_line().partition(':')[0]}"] += 1
+
+
 class PretendedDevice(HostDevice):
     """In the place of `CudaDevice`: it does at once what it is told. Its pinned memory is real, and known as such. What
     makes the host wait cannot be recorded; `recordings` has what was launched, each time the same was."""
 
     later = records = True
     recordings: ClassVar[list[list[list[Launched]]]] = []
+
+    def current(self) -> Queue:
+        return PretendedQueue()
+
+    def queue(self, priority: int = 0) -> Queue:
+        return PretendedQueue()
 
     def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
         times: list[list[Launched]] = []

@@ -8,7 +8,7 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.engine.sampler import Sampler
+from afserve.engine.sampler import Sampler, read_at_once
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.step.step_buffers import StepBuffers
@@ -101,11 +101,8 @@ def test_what_is_drawn_behind_a_draft_is_as_likely_as_without():
         sequence = Sequence.start(GenerationRequest(0, (1,), params), seed, frozenset())
         sequence.draft = [draft]
         asked[seed] = Rows(sequence, 2 * seed, 1)
-    runs = [
-        run
-        for run in draw_runs(logits_NV.repeat(20_000, 1), asked, sampler).values()
-        if isinstance(run, tuple)
-    ]
+    drawn = read_at_once(draw_runs(logits_NV.repeat(20_000, 1), asked, sampler))
+    runs = [run for run in drawn.values() if isinstance(run, tuple)]
     first = [run[0] for run in runs]
     behind = [run[1] for run in runs if len(run) == 2]
     assert len(behind) == first.count(draft) > 1200

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from afserve.comm.device_exchange.wire import open_link, open_port
+from afserve.comm.device_exchange.wire import open_link, open_port, warm_exchange
 from afserve.comm.m2n.bank import Bank, LocalBankLink
 from afserve.comm.m2n.near import Near
 from afserve.comm.mailbox import rendezvous, wire
@@ -92,6 +92,8 @@ def build_attention(
     trace = _trace(assigned)
     _first(deployment, identity)
     warm = device_of(ops.device).later
+    if warm:
+        warm_exchange(layout, placement.nodes, ops.device, dtype_of(deployment.source, spec))
     node = build_attention_node(
         deployment.source, deployment.engine, link, progress, ops=ops, trace=trace, warm=warm
     )
@@ -237,6 +239,7 @@ def build_expert(
     if place.later:
         most = layout.max_rows * deployment.count(Role.ATTENTION)
         _warm_experts(bank, deployment, spec, layout.slots, most, ops)
+        warm_exchange(layout, 1, ops.device, dtype_of(deployment.source, spec))
     filler = Filler(bank, inside=partial(alone_on, place))
     filler.start()
     trace = _trace(assigned)

@@ -51,7 +51,8 @@ class GraphRunner(Generic[T]):
         self._layers, self._link, self._device = layers, link, device
         self._most_rows = min(MOST_ROWS, most_rows)
         self._sizes: dict[StepSize, _Size] = {}
-        self.seen_rows, self.take_failures = layers.seen_rows, layers.take_failures
+        self.seen_rows = layers.seen_rows
+        self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor, self.chain = layers.run_predictor, layers.chain
         states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
         self.why = (

@@ -93,8 +93,11 @@ class LayerRunner(Generic[T]):
         self._spoiled.drop()
         self._given_up()
 
-    def take_failures(self) -> dict[int, str]:
-        return self._spoiled.failures(self._given_up)
+    def worst_mark(self) -> Tensor | None:
+        return self._spoiled.worst_layer()
+
+    def take_failures(self, worst: int | None = None) -> dict[int, str]:
+        return self._spoiled.failures(self._given_up, worst)
 
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """The embedded tokens and the marks of their rows, all fine yet."""

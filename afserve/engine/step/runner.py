@@ -28,8 +28,13 @@ class StepRunner(Protocol[T_co]):
         which experts the rows chose is counted. Raises Abandoned where other nodes' part of a shared prompt does not
         come, and where that is thrown into it between two layers: the step left nothing behind then."""
 
-    def take_failures(self) -> dict[int, str]:
-        """Of the step that ran last: why a chunk gave nothing, by its index. Once per step; waits for a device."""
+    def worst_mark(self) -> Tensor | None:
+        """Of the step that ran last, one number on the device that `take_failures` would wait for; None where it waits
+        for nothing."""
+
+    def take_failures(self, worst: int | None = None) -> dict[int, str]:
+        """Of the step that ran last: why a chunk gave nothing, by its index. Once per step; without the number that
+        `worst_mark` was it waits for a device."""
 
 
 class PredictorRunner(StepRunner[T_co], Protocol[T_co]):

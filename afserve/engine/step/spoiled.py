@@ -1,8 +1,8 @@
 """Which rows of a step met a value that is not finite, and in which layer first. One per micro-batch.
 
-The kernels that add a layer's sums mark rows as they go (`Ops.add_sums`), so nothing is read twice. The marks are
-looked at once per step, after sampling has waited for the device anyway. Shapes: T tokens of the step, R rows
-of them that the last layer goes on with.
+The kernels that add a layer's sums mark rows as they go (`Ops.add_sums`), so nothing is read twice. Once per step one
+number tells whether any is marked; from a device it comes along with the step's tokens. Shapes: T tokens of the step,
+R rows of them that the last layer goes on with.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,14 +51,17 @@ class Spoiled:
         """Of all rows, and behind them of those that the step goes on with: one tensor, so that a host waits once."""
         return self._layer_N[: self._tokens + len(self._rows)]
 
-    def failures(self, given_up: Callable[[], Mapping[int, str]] = dict) -> dict[int, str]:
-        """Why a chunk gave nothing, by its index; the next step begins without marks.
+    def failures(
+        self, given_up: Callable[[], Mapping[int, str]] = dict, worst: int | None = None
+    ) -> dict[int, str]:
+        """Why a chunk gave nothing, by its index; the next step begins without marks. `worst` is what `worst_layer`
+        was, read by somebody else.
 
         The row that was spoiled in the lowest layer names it: others have it from that row's keys, also rows before
         it, as a masked value that is not finite times a weight of 0 is not finite either.
         `given_up` says of rows that the experts gave no sum, and why; it is asked only where a row was spoiled.
         """
-        if self._all_fine():
+        if self._all_fine() if worst is None else worst == FINE:
             return {}
         layers, why = self._marks.tolist(), dict(given_up())
         if self._rows:
@@ -74,6 +77,12 @@ class Spoiled:
                 first = min(spoiled, key=lambda row: (layers[row], row not in why, row))
                 found[index] = _message(f"layer {layers[first]}", why.get(first))
         return found
+
+    def worst_layer(self) -> Tensor | None:
+        """Int32, (1,): FINE where all rows are, for who reads something else from the device anyway. None in host
+        memory, where a look costs nothing."""
+        marks_N = self._marks
+        return None if marks_N.is_cpu or not len(marks_N) else marks_N.amax(0, keepdim=True)
 
     @property
     def fine(self) -> bool:

@@ -56,8 +56,11 @@ class StackRunner(Generic[T]):
         layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)
         return x_TH
 
-    def take_failures(self) -> dict[int, str]:
-        return self._layers.take_failures()
+    def worst_mark(self) -> Tensor | None:
+        return self._layers.worst_mark()
+
+    def take_failures(self, worst: int | None = None) -> dict[int, str]:
+        return self._layers.take_failures(worst)
 
     def _run_stack(self, step: StepInput) -> StepRun[T]:
         layers = self._layers
@@ -97,8 +100,11 @@ class ExchangeRunner(Generic[T]):
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         return self._layers.run_predictor(x_TH, paged, decodes)
 
-    def take_failures(self) -> dict[int, str]:
-        return self._layers.take_failures()
+    def worst_mark(self) -> Tensor | None:
+        return self._layers.worst_mark()
+
+    def take_failures(self, worst: int | None = None) -> dict[int, str]:
+        return self._layers.take_failures(worst)
 
     def _run_exchange(self, step: StepInput, exchange: Exchange) -> StepRun[T]:
         """Where expert nodes keep the call waiting, it ends in the middle of a layer, and the step goes on layer by

@@ -6,15 +6,18 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 from triton.runtime import driver
 
+from afserve.comm.device_exchange import rehearsal
+from afserve.comm.device_exchange.ends import Patience
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine import warm
-from afserve.engine.build import build_expert_bank, dtype_of, spec_of
+from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of
 from afserve.engine.kv.cache import KvCache
 from afserve.families.table import naming_of
 from afserve.kernels.ops import Ops
@@ -51,12 +54,20 @@ def main(folder: str) -> None:
     like_TH, top_k = torch.empty((0, spec.hidden), dtype=dtype), spec.moe.top_k
     steps = warm.warm_attention(model, kv, config)
     calls = warm.warm_experts(bank, spec.moe_layers, like_TH, top_k, spec.experts, 512)
+    exchanged = replace(config, device_exchange=True, wire_dtype="fp8")
+    layout = layout_for(source, spec, exchanged, spec.experts)
+    for nodes in (1, 2):  # an expert node's end, and one of an attention node
+        rehearsal.exchange_with_itself(layout, nodes, device, dtype, Patience())
     before = set(seen)
     serve = warm._step
     for queries, context in SERVED:
         warm.run_once(model, kv, config, serve(queries, context, warm._block_sizes(kv), device))
     for rows in ROWS:
         warm.warm_experts(bank, 1, like_TH, top_k, spec.experts, rows)
+    for rehearsal.ROWS in (1, *ROWS):
+        for nodes, slots in ((1, 1), (2, 6), (3, 64)):
+            served = replace(layout, slots=slots)
+            rehearsal.exchange_with_itself(served, nodes, device, dtype, Patience())
     late = sorted({name for name, _ in seen - before})
     print(json.dumps({"steps": steps, "calls": calls, "compiled": len(before), "late": late}))
 

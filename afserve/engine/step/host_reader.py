@@ -1,0 +1,41 @@
+"""Numbers of a step on their way from a device: it copies them into pinned memory by itself, and whoever wants them
+goes on with other work until they are there. What computes nothing later has them at once."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from afserve.kernels.devices.device import Device, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A copy under way; it is `copied` when the device has come there."""
+
+    copied: Event
+
+
+class HostReader:
+    """Of one micro-batch: a read ends before the next one begins."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._room_N = torch.empty(0, dtype=torch.int64)
+
+    def fetch_columns(self, *columns: Tensor) -> Generator[Fetch, None, list[int]]:
+        """Columns of whole numbers, one behind the other: one copy, however many there are. Yields as long as it is not
+        there."""
+        whole_N = torch.cat(columns) if len(columns) > 1 else columns[0]
+        if not self._device.later:
+            return list(map(int, whole_N.tolist()))
+        count = len(whole_N)
+        if count > len(self._room_N):
+            self._room_N = self._device.pinned(1 << (count - 1).bit_length(), torch.int64)
+        host_N = self._room_N[:count]
+        host_N.copy_(whole_N, non_blocking=True)
+        fetch = Fetch(self._device.current().put_event())
+        while not fetch.copied.done():
+            yield fetch
+        return list(map(int, host_N.tolist()))
