@@ -1,12 +1,13 @@
 """A pilot that acts on real processes while the load grows, falls and changes its kind, and nodes are killed.
 
-    python -m bench.pilot_live [--seconds 20] [--kills] [--hosts] [--json] [--save]
+    python -m bench.pilot_live [--seconds 20] [--rounds 1] [--kills] [--hosts] [--json] [--save]
+    python -m bench.pilot_live --rounds 3 --save       about 30 advices in 7 minutes, alone on the machine
 
 nano on nodes that read prompts, that decode and that hold experts; `--hosts`: on two network namespaces as hosts, whose
-attention nodes do both. Two open loads of greedy streams run all the time, one of long prompts and short answers, one
-the other way round; a case says how many requests a second each begins. A change is followed once as many nodes serve
-as the pilot said. `--kills`: in each case a node is killed, and in one the controller, in which the pilot is. Every
-stream is compared with an undisturbed one.
+attention nodes do both. `--rounds`: all cases so often, one after the other. Two open loads of greedy streams run all
+the time, one of long prompts and short answers, one the other way round; a case says how many requests a second each
+begins. A change is followed once as many nodes serve as the pilot said. `--kills`: in each case a node is killed, in
+one the controller, in which the pilot is. Every stream is compared with an undisturbed one.
 """
 
 import argparse
@@ -107,6 +108,11 @@ class Watch:
                 return one.at - decided.at
         return None
 
+    def advised(self) -> int:
+        """Advices of all controllers."""
+        pairs = zip(self.seen, self.seen[1:], strict=False)
+        return sum(max(0, now.counts["advised"] - before.counts["advised"]) for before, now in pairs)
+
     def compared(self) -> tuple[int, int]:
         """(measurements that were compared with an interval, that lay in it): a new controller counts anew."""
         totals = [0, 0]
@@ -140,12 +146,12 @@ def prompts() -> tuple[str, ...]:
     return tuple(head * LONGEST for head in PROMPTS)
 
 
-async def play(here: Deployment, seconds: float, kills: bool) -> list[Row]:
+async def play(here: Deployment, seconds: float, kills: bool, rounds: int = 1) -> list[Row]:
     loads = (Load(here.url, 0.0, READ_TOKENS, prompts(), salted=True), Load(here.url, 0.0, ANSWER_TOKENS))
     references = [await load.reference() for load in loads]
     watch, spans = Watch(here), list[tuple[LoadCase, float, float, str]]()
     async with watched(watch), loads[0], loads[1]:
-        for case in CASES:
+        for case in CASES * rounds:
             began = time.monotonic()
             loads[0].per_second, loads[1].per_second = case.prompts, case.answers
             await asyncio.sleep(KILL_AT * seconds)
@@ -164,8 +170,13 @@ async def play(here: Deployment, seconds: float, kills: bool) -> list[Row]:
         "compared": compared,
         "held": held,
         "kills": kills,
+        "advised": watch.advised(),
+        "rounds": rounds,
     }
-    return [{**whole, **_row(watch, loads, *span)} for span in spans]
+    return [
+        {**whole, "round": number // len(CASES) + 1, **_row(watch, loads, *span)}
+        for number, span in enumerate(spans)
+    ]
 
 
 def _row(watch: Watch, loads: Sequence[Load], case: LoadCase, since: float, until: float, killed: str) -> Row:
@@ -231,6 +242,7 @@ def main() -> None:
         prog="python -m bench.pilot_live", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
+    parser.add_argument("--rounds", type=int, default=1, help="so often all cases")
     parser.add_argument("--kills", action="store_true", help="a process is killed in each case")
     parser.add_argument("--hosts", action="store_true", help="on two network namespaces as hosts")
     parser.add_argument("--json", action="store_true", help="rows instead of lines")
@@ -239,7 +251,7 @@ def main() -> None:
     if asked.hosts and not possible():
         parser.error("--hosts: needs Linux, root, ip(8) and /dev/net/tun")
     with deployment(asked.hosts) as here:
-        rows = asyncio.run(play(here, asked.seconds, asked.kills))
+        rows = asyncio.run(play(here, asked.seconds, asked.kills, asked.rounds))
     for row in rows:
         row["hosts"] = 2 if asked.hosts else 1
         print(json.dumps(row) if asked.json else line_of(row), flush=True)

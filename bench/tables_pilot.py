@@ -8,26 +8,49 @@ _SIZERS = ("pilot", "oracle", "fixed", "replicas")
 
 
 def pilot() -> str:
-    found = newest(rows("pilot"), "case", "trace", "pool", "slower")
+    found = newest(rows("pilot"), "case", "trace", "pool", "slower", "seed")
     if not found:
         return ""
     return (
         "**Simulated**: stage times of the planner, lengths of the public traces; a day is made by a stated rule (`control/pilot/replay/days`), nothing is measured of the "
         "machine that plays it. `python -m bench.pilot --save`; [what it is](../docs/size-pools.md). In time: requests within both targets. Sought were 0.99 of the oracle's, at most 1.15 of its device "
         "hours, 0.75 of those of the best fixed sizes, and at most one change in ten minutes. Fixed: the fewest devices that serve 0.99 of the oracle's in time, of sizes planned for a rate. Replicas: whole ones "
-        "by requests in each, which serve 240 s after they were asked for, and may be more than the pool has. Intervals are to hold in 80 %. Of one seed each.\n\n"
+        "by requests in each, which serve 240 s after they were asked for, and may be more than the pool has. Intervals are to hold in 80 %. Bursty: 24 bursts a day of twice the rate for 2 to 8 minutes, five "
+        "minutes with a variation of 0.15, times between arrivals of a Gamma distribution with one of 2; changes beside bursts are those outside of the time from a burst's beginning until 12 minutes behind its end.\n\n"
         + table(
-            ["case", "trace", "pool", "TTFT, TPOT", "slower than the model", "in time: pilot", "oracle", "fixed", "replicas",
-             "device hours: pilot", "oracle", "fixed", "replicas", "attainment / oracle", "hours / oracle", "/ fixed", "changes in 10 min", "intervals held"],
+            ["case", "seed", "trace", "pool", "TTFT, TPOT", "slower than the model", "in time: pilot", "oracle", "fixed", "replicas",
+             "device hours: pilot", "oracle", "fixed", "replicas", "attainment / oracle", "hours / oracle", "/ fixed", "changes in 10 min", "beside bursts", "intervals held"],
             map(_line, found),
         )
+        + _classes(found)
     )  # fmt: skip
 
 
+def _classes(found: list[Row]) -> str:
+    parts = [
+        [
+            row["case"],
+            row["seed"],
+            row["pool"],
+            name,
+            f"{one['share']:.0%}",
+            *(f"{one[who]:.2%}" for who in _SIZERS),
+            f"{one['pilot'] / one['oracle']:.3f}",
+        ]
+        for row in found
+        for name, one in row.get("classes", {}).items()
+    ]
+    if not parts:
+        return ""
+    head = ["case", "seed", "pool", "class", "of requests", "in time: pilot", "oracle", "fixed", "replicas"]
+    return "\n\nOf these, by class of service:\n\n" + table([*head, "attainment / oracle"], parts)
+
+
 def _line(row: Row) -> list[object]:
-    held = row["intervals"]
+    held, beside = row["intervals"], row.get("changes_beside_bursts_in_10_minutes")
     return [
         row["case"],
+        row.get("seed", "-"),
         row["trace"],
         row["pool"],
         f"{row['ttft']}, {row['tpot']}",
@@ -38,6 +61,7 @@ def _line(row: Row) -> list[object]:
         f"{row['hours_of_oracle']:.2f}",
         f"{row['hours_of_fixed']:.2f}",
         f"{row['changes_in_10_minutes']:.2f}",
+        "-" if beside is None else f"{beside:.2f}",
         f"{held['held']} of {held['compared']}",
     ]
 
@@ -56,8 +80,8 @@ def live() -> str:
         )
         + "\n\n"
         + table(
-            ["killed", "hosts", "requests", "failed", "altered", "intervals held"],
-            [["one in each case" if row["kills"] else "nobody", row["hosts"], row["requests"], row["failed"], row["altered"], f"{row['held']} of {row['compared']}"] for row in whole],
+            ["killed", "hosts", "requests", "failed", "altered", "advices", "intervals held"],
+            [["one in each case" if row["kills"] else "nobody", row["hosts"], row["requests"], row["failed"], row["altered"], row.get("advised", "-"), f"{row['held']} of {row['compared']}"] for row in whole],
         )
     )  # fmt: skip
 

@@ -163,8 +163,12 @@ def _beaten(question: Question, panel: Panel, best: Plan) -> str:
     ahead = merit(question, most.plan) / merit(question, best) - 1
     if ahead < _WORTH_SAYING:
         return ""
-    much = f"{ahead:.0%} more" if ahead < 1 else f"{1 + ahead:.1f} times the"
+    if question.objective == "count":
+        gain = f"need {most.plan.all_devices:,} devices for this rate, not {best.all_devices:,}"
+    else:
+        much = f"{ahead:.0%} more" if ahead < 1 else f"{1 + ahead:.1f} times the"
+        gain = f"have {much} {UNITS[question.objective]}"
     return (
-        f"{most.engine.name}'s profile beats the best plan: {describe(most.plan)} would have {much} "
-        f"{UNITS[question.objective]}, though its rows are less like this ({most.likeness:.2f})."
+        f"{most.engine.name}'s profile beats the best plan: {describe(most.plan)} would {gain}, though its rows are "
+        f"less like this ({most.likeness:.2f})."
     )

@@ -74,8 +74,6 @@ def _conclusion(question: Question, found: RankedPlans, chance: float) -> str:
         return f"Do not disaggregate: {why_none(question, 'afd')}; colocated runs on {_words(colocated)}."
     assert afd is not None and colocated is not None
     gain = merit(question, afd) / merit(question, colocated) - 1
-    if question.objective == "count":
-        return _fewer(afd, colocated)
     than = _than(question, afd, colocated, gain)
     if abs(chance - 0.5) < CLOSE:
         return f"Undecided: {than}, which is within what is not known of both."
@@ -88,6 +86,8 @@ def _conclusion(question: Question, found: RankedPlans, chance: float) -> str:
 
 
 def _than(question: Question, afd: Plan, colocated: Plan, gain: float) -> str:
+    if question.objective == "count":
+        return _fewer(afd, colocated)
     unit = UNITS[question.objective]
     sides = ""
     if afd.engine != colocated.engine:
@@ -146,19 +146,14 @@ UNITS = {
     "watt": "tokens per joule",
     "latency": "token rate per request",
     "speed": "tokens per second",
-    "count": "devices for this rate",
 }
 
 
 def _fewer(afd: Plan, colocated: Plan) -> str:
-    """The verdict in devices."""
     few, many = afd.all_devices, colocated.all_devices
     if few == many:
-        return f"Undecided: AFD and colocated need the same number of devices for this rate, {few:,}."
-    counts = f"AFD needs {few:,} devices for this rate, colocated {many:,}"
-    if few < many:
-        return f"Disaggregate: {counts}. {_why_wins(afd, colocated)}"
-    return f"Do not disaggregate: {counts}. {_why_loses(afd)}"
+        return f"AFD and colocated need the same number of devices for this rate, {few:,}"
+    return f"AFD needs {few:,} devices for this rate, colocated {many:,}"
 
 
 def merit(question: Question, plan: Plan) -> float:

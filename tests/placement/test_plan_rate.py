@@ -1,6 +1,7 @@
 """The fewest devices for a rate, with a typed pool and without, and other answers that were once in wrong words."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -39,6 +40,19 @@ def test_what_a_rate_takes_is_said_in_devices(capsys: pytest.CaptureFixture[str]
     assert "any number of b200 at $4/h" in text and "For 50,000 tok/s it takes " in text
     assert "AFD needs " in text or "need the same number of devices" in text
     assert "higher" not in text and "lower" not in text
+
+
+@pytest.mark.slow
+def test_a_verdict_in_devices_says_what_its_probability_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Colocated needs fewer devices by the engine that leads; most others see it the other way round."""
+    line = "--model deepseek-v3 --pool h200 --rate 40 --objective count --input 2000 --output 300 --tpot 50ms"
+    text = said(capsys, line)
+    counts = re.search(r"AFD needs (\d+) devices for this rate, colocated (\d+)", text)
+    chance = re.search(r"AFD is better with probability (0\.\d+)", text)
+    assert counts and chance and int(counts[1]) > int(counts[2]) and float(chance[1]) > 0.6
+    assert "Disaggregate, although AFD needs" in text and "other engines outweigh it" in text
+    beaten = re.search(r"would need (\d+) devices for this rate, not (\d+), though", text)
+    assert beaten and int(beaten[1]) < int(beaten[2])
 
 
 def test_a_huge_pool_has_small_instances_too(capsys: pytest.CaptureFixture[str]) -> None:
