@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
 from bench.faults_deployment import Deployment
 from bench.faults_load import Load
 from bench.served import served
@@ -108,21 +109,35 @@ def test_the_chat_is_in_reach_and_nothing_is_empty(browser):
 
 
 def test_the_page_shows_where_kv_was_found(browser, tmp_path):
-    """Prompts are handed over, leave the cache, and come back from the tiers below it."""
+    """Prompts are handed over, leave the cache, and come back from the tiers below it. One key finds more."""
+    keys = {name: add_key(tmp_path / "keys", name, KeyRole.USER, KeyLimits()) for name in ("alice", "bob")}
     flags = ("--prefill", "1", "--decode", "1", "--experts", "1", "--kv-tokens", "2048", "--ttft", "60")
-    tiers = ("--kv-host", "2MiB", "--kv-ssd", str(tmp_path), "--kv-ssd-size", "64MiB")
+    flags += ("--api-keys", str(tmp_path / "keys"))
+    tiers = ("--kv-host", "2MiB", "--kv-ssd", str(tmp_path / "kv"), "--kv-ssd-size", "64MiB")
     with served(*flags, *tiers) as up, httpx.Client(base_url=up.url, timeout=60) as client:
-        page, said = _opened(browser, up, "light")
-        assert page.is_hidden("#refused")
+        page, wrong = _opened(browser, up, "light")
+        assert page.is_hidden("#refused") and page.is_hidden("#key-card")
         prompts = [f"# file {number}\n" + "import os\nimport sys\n" * 150 for number in range(8)]
-        for prompt in [*prompts, *prompts, *reversed(prompts)]:  # from far away at first, then from near by
+        asks = [(prompt, "alice") for prompt in [*prompts, *prompts, *reversed(prompts)]]
+        for prompt, key in [*asks, (prompts[0], "bob")]:  # from far away at first, then from near by
             asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0}
-            assert client.post("/v1/completions", json=asked).status_code == 200
+            by = {"authorization": f"Bearer {keys[key]}"}
+            assert client.post("/v1/completions", json=asked, headers=by).status_code == 200
         for tier in ("host memory", "disk"):
             row = page.locator("#found tbody tr", has_text=tier)
             sync_api.expect(row.locator("td").nth(0)).to_have_text(re.compile(r"^[1-9]"), timeout=SECONDS)
         names = page.locator("#found tbody th").all_text_contents()
         assert names == ["cache", "other nodes", "host memory", "disk"]
+        rows = page.locator("#by-key tbody tr")
+        sync_api.expect(rows.nth(1).locator("td").nth(0)).to_have_text(re.compile(r"^[1-9]"), timeout=SECONDS)
+        assert page.locator("#by-key tbody th").all_text_contents() == ["alice", "bob"]
+        sync_api.expect(rows.nth(0).locator("td").nth(2)).to_have_text(re.compile(r"^[1-9][\d.]* %$"))
+        page.wait_for_timeout(3000)  # a few frames
+        for chart, names in (("#hits", ["cache", "disk"]), ("#shares", ["alice", "bob"])):
+            drawn = page.locator(f"{chart} canvas")
+            assert page.locator(f"{chart} .values").count() == 1
+            said = drawn.get_attribute("aria-label") or ""
+            assert all(name in said for name in names), said
         moved = page.locator("#found tbody tr", has_text="other nodes").locator("td").nth(3)
         sync_api.expect(moved).to_have_text(re.compile(r"^\d+\.\d MB$"))
         sync_api.expect(page.locator("#handed")).to_contain_text(re.compile(r"handed over: [1-9]"))
@@ -132,7 +147,15 @@ def test_the_page_shows_where_kv_was_found(browser, tmp_path):
         )
         sync_api.expect(page.locator("#flow .attention text").nth(2)).to_contain_text("prefill, ")
         sync_api.expect(page.locator("#flow .attention text").nth(5)).to_contain_text("decode, ")
-        assert said == []
+        _card(page, "found-card")
+        _card(page, "key-card")
+        assert wrong == []
+        later, wrong = _opened(browser, up, "dark")
+        sync_api.expect(later.locator("#shares canvas")).to_have_attribute(
+            "aria-label", re.compile(r"alice \d"), timeout=SECONDS
+        )
+        _card(later, "found-card", "-dark")
+        assert wrong == []
         for view in ("tablet", "phone"):
             other, wrong = _opened(browser, up, view)
             sync_api.expect(other.locator("#phases tbody tr")).to_have_count(2, timeout=SECONDS)
@@ -210,6 +233,11 @@ def _timeline(page):
         assert lane.evaluate("canvas => canvas.toDataURL()") != before
     page.keyboard.press("Escape")
     assert page.get_attribute("#hold", "aria-pressed") == "false"
+
+
+def _card(page, name, more=""):
+    if folder := os.environ.get("AFSERVE_PICTURES"):
+        page.locator(f"#{name}").screenshot(path=Path(folder) / f"{name}{more}.png")
 
 
 def _picture(page, name):

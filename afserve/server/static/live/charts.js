@@ -2,7 +2,7 @@
 
 import { $, clock, color, element, percent, seconds, short } from "./page.js";
 
-const SECONDS = 600;
+const SECONDS = 600, WHOLE = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600];  // seconds between two marks
 
 export class Chart {
   // `least`: the top of an empty axis. `label`: what a screen reader says of the canvas.
@@ -22,12 +22,13 @@ export class Chart {
     this.names = series.map(one => one.label);
     this.data = [this.data[0], ...this.names.map(name => old.get(name) ?? Array(count).fill(null))];
     this.plot?.destroy();
+    this.values?.remove();
     const axis = { stroke: color("--dim"), grid: { stroke: color("--grid"), width: 1 }, ticks: { show: false },
                    font: "11px system-ui" };
     this.plot = new uPlot({
       ...this.size(), legend: { show: false }, cursor: { y: false, drag: { x: false, y: false } },
       scales: { y: { range: (plot, low, high) => [0, high > 0 ? Math.max(high * 1.1, this.least) : this.least] } },
-      axes: [{ ...axis, space: 90, values: (plot, values) => values.map(clock) },
+      axes: [{ ...axis, space: 90, size: 30, incrs: WHOLE, values: (plot, values) => values.map(clock) },
              { ...axis, size: 62, values: (plot, values, i, space, step) => values.map(value => this.format(value, step)) }],
       series: [{}, ...series.map(one => ({ width: 2, points: { show: false }, spanGaps: false, ...one,
         stroke: one.stroke(), fill: one.fill?.() }))],

@@ -13,7 +13,8 @@ const sorted = all => Object.entries(all).sort(([one, [a]], [other, [b]]) => (on
 
 function use(names) {
   if (names.length === chart.names.length && names.every(name => chart.names.includes(name))) return;
-  chart.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i]) })));
+  // Few ask without a pause: their points are joined.
+  chart.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i]), spanGaps: true, points: { show: true, size: 4 } })));
 }
 
 // The ten minutes before the page was opened.
@@ -24,8 +25,8 @@ export function rememberKeys(past) {
   chart.before([...past.at], past.keys);
 }
 
-// `then`: the status of some seconds before `at`.
-export function drawKeys({ key_hits }, then, at) {
+// `then`: the status of `elapsed` seconds before `at`.
+export function drawKeys({ key_hits }, then, elapsed, at) {
   const all = sorted(key_hits);
   $("key-card").hidden = !all.length;
   if (!all.length) return;
@@ -33,7 +34,7 @@ export function drawKeys({ key_hits }, then, at) {
   fillRows($("by-key").tBodies[0], all.map(([name, [asked, found]]) =>
     [name, asked.toLocaleString("en"), found.toLocaleString("en"), percent(found / asked), said(lately[name])]));
   use(all.slice(0, LINES.length).map(([name]) => name));
-  chart.add(at, chart.names.map(name => lately[name]));
+  if (elapsed) chart.add(at, chart.names.map(name => lately[name]));
 }
 
 // The share found since then; null where nothing was asked, also where a key's counts began anew.

@@ -41,7 +41,7 @@ export function drawKv(status, then, elapsed, at) {
     const tokens = status.kv_hits[key] ?? 0;
     return [name, tokens.toLocaleString("en"), short(rate(tokens, then?.kv_hits[key], elapsed)), ...figures];
   }));
-  chart.add(at, TIERS.map(([key]) => elapsed ? rate(status.kv_hits[key] ?? 0, then.kv_hits[key] ?? 0, elapsed) : null));
+  if (elapsed) chart.add(at, TIERS.map(([key]) => rate(status.kv_hits[key] ?? 0, then.kv_hits[key] ?? 0, elapsed)));
   $("handed").textContent = handed(all, past);
   $("leased").textContent = leased(all);
   $("kept").textContent = kept(all, past, elapsed);

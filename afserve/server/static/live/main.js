@@ -25,10 +25,10 @@ function attentionNode(node, then, elapsed) {
   const prompts = rate(now.prompt_tokens, then?.prompt_tokens, elapsed);
   const phase = ["prefill", "decode"].includes(node.phase) ? node.phase : "";  // the others do both
   const drafts = now.drafts.verified - (then?.drafts.verified ?? 0), right = now.drafts.accepted - (then?.drafts.accepted ?? 0);
-  const drafted = drafts > 0 ? `, ${(1 + right / drafts).toFixed(1)} tokens a drafted step` : "";
+  const more = drafts > 0 ? `\n${(1 + right / drafts).toFixed(1)} tokens a drafted step` : "";
   const requests = phase ? `${phase}, ${now.running + now.waiting} requests` : `${now.running} running, ${now.waiting} waiting`;
   return { ...about(node), rate: short(phase === "prefill" ? prompts : tokens) + " tok/s", tokens, prompts,
-           load: tokens + prompts, use, detail: `${requests}, KV ${percent(use)}${drafted}` };
+           load: tokens + prompts, use, more, detail: `${requests}, KV ${percent(use)}` };
 }
 
 function expertNode(node, then, elapsed) {
@@ -72,7 +72,7 @@ function show(frame) {
   drawEvents(status, frame.at);
   drawPhases(status, first.status, frame.at - first.at);
   drawKv(status, first.status, frame.at - first.at, frame.at);
-  drawKeys(status, first.status, frame.at);
+  drawKeys(status, first.status, frame.at - first.at, frame.at);
   drawRunning(frame);
   drawSettings(status);
   quiet(frame, sum);

@@ -55,7 +55,7 @@ function chosen(all) {
   return busiest.sort((a, b) => order.get(a.name) - order.get(b.name));
 }
 
-// `attention` and `experts`: {name, state, away, rate, load, use, detail, bytes}
+// `attention` and `experts`: {name, state, away, rate, load, use, detail, more, bytes}; `more` is only in the tip
 export function drawTopology(attention, experts) {
   const left = chosen(attention), right = chosen(experts);
   const names = [left, right].map(side => side.map(node => node.name));
@@ -70,7 +70,7 @@ export function drawTopology(attention, experts) {
     one.right.textContent = narrow ? "" : node.rate;
     one.under.textContent = node.away ? node.state : narrow ? [node.phase, node.rate].filter(Boolean).join(", ") : node.detail;
     one.use.setAttribute("width", (BOX - 24) * Math.min(1, node.use));
-    one.text = `${node.name}, ${node.state}\n${node.rate}\n${node.detail}\n${mib(node.bytes)} resident`;
+    one.text = `${node.name}, ${node.state}\n${node.rate}\n${node.detail}${node.more ?? ""}\n${mib(node.bytes)} resident`;
     one.group.setAttribute("aria-label", one.text.replaceAll("\n", ", "));
   }
   const tokens = left.reduce((sum, node) => sum + node.load, 0);
