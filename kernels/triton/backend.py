@@ -5,7 +5,7 @@ checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as 
 """
 
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from afserve.kernels.devices.cuda import chip_of, make_current, numbered
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
-from afserve.kernels.layer import BoundGqa, Half
+from afserve.kernels.latent import MlaLayer, PreparedMla
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -35,6 +36,7 @@ from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
 
+AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)
 CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
 
 
@@ -226,6 +228,12 @@ class TritonBackend(Reference):
             return super().route(x_TH, gate_EH, bias_E, rule, gate_bias_E)
         return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
+    def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
+        return PreparedGqa(_with_gate_like_rows(layer))
+
+    def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
+        return PreparedMla(_with_gate_like_rows(layer))
+
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
     ) -> Tensor:
@@ -283,6 +291,13 @@ class TritonBackend(Reference):
 
     def _cut(self, programs: int, keys: int, shortest: int) -> int:
         return self._parts or parts_for(programs, keys, shortest, self._multiprocessors)
+
+
+def _with_gate_like_rows(layer: AnyLayer) -> AnyLayer:
+    if layer.gate_EH is None:
+        return layer
+    gate_EH = triton_router.gate_like_rows(layer.gate_EH, layer.input_norm_H.dtype)
+    return replace(layer, gate_EH=gate_EH)
 
 
 def _weights(experts: PackedExperts) -> ExpertWeights:

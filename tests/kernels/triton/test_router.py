@@ -3,10 +3,13 @@
 import pytest
 import torch
 
+from afserve.kernels.ops import Ops
 from afserve.kernels.reference_routed import choose as reference_choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import RouterTile
-from afserve.kernels.triton.router import choose, route, scores
+from afserve.kernels.triton.router import choose, gate_like_rows, route, scores
+from tests.kernels.nonfinite import layer, weights
 
 SMALL = RouterTile(16, 16, 16, 2, 4, 1)
 SIGMOID, SOFTMAX, TOPK = Scoring.SIGMOID, Scoring.SOFTMAX, Scoring.TOPK_SOFTMAX
@@ -81,3 +84,19 @@ def test_a_row_does_not_depend_on_the_batch(device):
     experts, weights = route(x, gate, None, rule, SMALL)
     alone, weight = route(x[16:17].contiguous(), gate, None, rule, SMALL)
     assert torch.equal(experts[16:17], alone) and torch.equal(weights[16:17], weight)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_gate_is_kept_in_the_rows_dtype_where_no_bit_is_lost(device, exact):
+    held = weights(torch.bfloat16, device)
+    held["gate_EH"] = held["gate_EH"].float()
+    if not exact:
+        held["gate_EH"][1, 2] += 1e-5
+    prepared = layer(Ops(TritonBackend(device, 2), device, 1), held).layer
+    assert prepared.gate_EH is not None and prepared.gate_EH.float().equal(held["gate_EH"])
+    assert prepared.gate_EH.dtype is (torch.bfloat16 if exact else torch.float32)
+
+
+def test_rows_of_32_bits_keep_their_gate():
+    gate_EH = torch.ones(3, 4)
+    assert gate_like_rows(gate_EH, torch.float32) is gate_EH
