@@ -22,7 +22,7 @@ from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.logprobs import logprobs_of
-from afserve.engine.sampler import Failure, Reads, Sampler, rows_of
+from afserve.engine.sampler import Failure, Sampler, rows_of
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
@@ -57,6 +57,16 @@ class _Outcome(NamedTuple):
     def accepted_drafts(self) -> int:
         """Tokens of drafts that were right."""
         return sum(len(run) - 1 for run, _ in self.accepted.values())
+
+
+class _Seen(NamedTuple):
+    """`last` are the chunks that end with a token; `worst` is what `StepRunner.worst_mark` was."""
+
+    last: list[int]
+    logits_RV: Tensor
+    asked: dict[int, Rows]
+    outcomes: dict[int, Run | Failure]
+    worst: int | None
 
 
 class MicroBatch(Generic[T]):
@@ -117,14 +127,17 @@ class MicroBatch(Generic[T]):
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             try:
-                run = self._runner.run_step(step)
-                x_RH = yield from self._in_pauses(run) if step.ahead else run
+                run: StepRun[T] | None = self._runner.run_step(step)
+                while run is not None:
+                    x_RH = yield from self._in_pauses(run) if step.ahead else run
+                    since = self._meter.now()
+                    rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
+                    seen = yield from self._see(self.plan, step.ends, rows_RH)
+                    run = self._runner.settle_step(step)
             except Abandoned:
                 self._abandon(self.plan)
                 continue
-            since = self._meter.now()
-            rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
-            outcome = yield from self._finish(self.plan, step.ends, rows_RH, step)
+            outcome = self._conclude(self.plan, step.ends, rows_RH, seen, step)
             drafted = sum(chunk.supposed for chunk in self.plan.chunks)
             told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, told)
@@ -155,7 +168,9 @@ class MicroBatch(Generic[T]):
         model = self._model
         rows = [torch.frombuffer(bytearray(c.sequence.row), dtype=model.dtype) for c in plan.chunks]
         rows_RH = torch.stack(rows).to(model.ops.device)
-        self._book(plan, (yield from self._finish(plan, list(range(1, len(rows) + 1)), rows_RH)))
+        ends = list(range(1, len(rows) + 1))
+        seen = yield from self._see(plan, ends, rows_RH)
+        self._book(plan, self._conclude(plan, ends, rows_RH, seen))
         self.plan, self.decode_only, self.ran = None, False, None
         self.steps += 1
 
@@ -182,11 +197,8 @@ class MicroBatch(Generic[T]):
             self.events.append(TokenEvent(request.handle, (), ended.reason, purpose=request.purpose))
         self.plan = None
 
-    def _finish(
-        self, plan: StepPlan, ends: list[int], rows_RH: Tensor, step: StepInput | None = None
-    ) -> Generator[Fetch, None, _Outcome]:
-        """What the step gave, once it is there. `ends` says where each chunk's rows do; without a `step` no layer was
-        computed."""
+    def _see(self, plan: StepPlan, ends: list[int], rows_RH: Tensor) -> Generator[Fetch, None, _Seen]:
+        """What is drawn from the step's rows, once it is there. `ends` says where each chunk's rows do."""
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
         first = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
@@ -200,7 +212,21 @@ class MicroBatch(Generic[T]):
             for index, row in zip(drawn, first, strict=True)
         }
         mark_1 = None if plan.draws else self._runner.worst_mark()
-        outcomes, worst = yield from self._fetch_drawn(draw_runs(logits_RV, asked, self._sampler), mark_1)
+        outcomes, worst = yield from self._reader.fetch_reads(
+            draw_runs(logits_RV, asked, self._sampler), mark_1
+        )
+        return _Seen(last, logits_RV, asked, outcomes, worst)
+
+    def _conclude(
+        self,
+        plan: StepPlan,
+        ends: list[int],
+        rows_RH: Tensor,
+        seen: _Seen,
+        step: StepInput | None = None,
+    ) -> _Outcome:
+        """What the step gave; without a `step` no layer was computed."""
+        last, logits_RV, asked, outcomes, worst = seen
         failures = {} if plan.draws else self._runner.take_failures(worst)
         failures = {i: one.message for i, one in outcomes.items() if isinstance(one, Failure)} | failures
         runs = {i: one for i, one in outcomes.items() if i not in failures and not isinstance(one, Failure)}
@@ -218,25 +244,6 @@ class MicroBatch(Generic[T]):
         if step is not None and drafted:
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
-
-    def _fetch_drawn(
-        self, reads: Reads[dict[int, Run | Failure]], mark_1: Tensor | None
-    ) -> Generator[Fetch, None, tuple[dict[int, Run | Failure], int | None]]:
-        """What was drawn, and the number behind `mark_1`, which comes along with what is read first."""
-        worst: int | None = None
-        try:
-            wanted_N = next(reads)
-            while True:
-                if mark_1 is None:
-                    told = yield from self._reader.fetch_columns(wanted_N)
-                else:
-                    *told, worst = yield from self._reader.fetch_columns(wanted_N, mark_1)
-                    mark_1 = None
-                wanted_N = reads.send(told)
-        except StopIteration as ended:
-            if mark_1 is not None:  # of a step that draws nothing
-                (worst,) = yield from self._reader.fetch_columns(mark_1)
-            return ended.value, worst
 
     def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:
         """Of the prompts that were asked for one."""

@@ -6,7 +6,7 @@ tokens once. Shapes: R rows, D of them that are drawn from, V vocabulary, B byte
 """
 
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,13 +32,12 @@ from afserve.engine.edits import NO_EDITS, Edits, edits_of
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import NOT_FINITE, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.host_reader import Reads, read_at_once
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
 from afserve.kernels.ops import Ops
 
 T = TypeVar("T")
-Reads = Generator[Tensor, list[int], T]
-"""Yields whole numbers that lie on the device, and is sent them as the host's; returns what they were read for."""
 NUCLEUS = 1024  # so many tokens of a row are put in order at first: a sort of 129,280 takes ten times as long
 # Logits at once: on a CPU what fits its cache, on a device what 256 MB hold.
 _AT_ONCE = 1 << 17
@@ -198,17 +197,6 @@ class Sampler:
             (bits_N,) = self._buffers.write(f"bits {piece}", len(bits), torch.uint8, [bits])
             forbidden_DV = forbidden_of(bits_N.view(len(allowed), -1), logits_DV.shape[1])
             logits_DV.masked_fill_(forbidden_DV, NEVER)
-
-
-def read_at_once(reads: Reads[T]) -> T:
-    """It waits for a device."""
-    try:
-        wanted_N = next(reads)
-        while True:
-            wanted_N = reads.send(wanted_N.tolist())
-    except StopIteration as ended:
-        found: T = ended.value
-        return found
 
 
 def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:

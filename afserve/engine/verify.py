@@ -13,9 +13,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from afserve.engine.logprobs import logprobs_of
-from afserve.engine.sampler import Failure, Reads, Sampler, plain, rows_of
+from afserve.engine.sampler import Failure, Sampler, plain, rows_of
 from afserve.engine.scheduling.request import TokenLogprob
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.host_reader import Reads
 
 Run = tuple[int, ...]  # tokens of one sequence, one after the other
 

@@ -55,6 +55,7 @@ def run_once(model: AttentionModel, kv: KvCache, config: EngineConfig, step: Ste
         link = LocalBankLink(_Nothing())
         runner = LayerRunner[LocalTicket](0, model, kv, link, load, meter, config.most_rows)
         x_TH = _result(runner.run_step(step))
+        runner.settle_step(step)
         runner.take_failures()
         model.ops.argmax(model.logits(x_TH))
 

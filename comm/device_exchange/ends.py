@@ -99,9 +99,10 @@ class _End:
             limit = f"{self._patience.limit / 1e9:g} s" if self._patience.timed else "its limit"
             raise PeerLost(NodeId(self._peer, silent - 1), f"it sent nothing within {limit}")
 
-    def wait_failed(self) -> bool:
-        """Whether a wait was in vain, once the device has done what was launched."""
-        self._finish()
+    def wait_failed(self, *, done: bool) -> bool:
+        """Whether a wait was in vain, once the device has `done` what was launched."""
+        if not done:
+            self._finish()
         return bool(self._words_of_host[_ERROR])
 
     def _finish(self) -> None:

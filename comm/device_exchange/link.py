@@ -137,16 +137,17 @@ class DeviceLink(ExpertLink):
         step.next_layer, step.since = self._layout.exchange, self._clock.now()
         step.front.waits_here()
 
-    def held(self, micro_batch: int) -> bool:
-        """A step of it is over; it waits for a device. Whether its sums are right; else it has to be run again."""
+    def held(self, micro_batch: int, *, done: bool = False) -> bool:
         self._again.discard(micro_batch)
         step = self._steps.pop(micro_batch, None)
         if step is None:
             return True
+        if not step.why and step.next_layer < self._layout.exchange:
+            done = False
         while not step.why and step.next_layer < self._layout.exchange:  # layers of which no row was read
             self._send_nothing(step)
         self._look(step)
-        if not step.why and step.front.wait_failed():
+        if not step.why and step.front.wait_failed(done=done):
             step.why = "an expert node did not answer its device"
         self.exchanged_steps += 1
         if step.why:

@@ -42,9 +42,9 @@ class Link(Protocol[_AnyTicket]):
     def combine(self, ticket: _AnyTicket) -> Tensor:
         """y_TH, float32, of a ticket that is ready; its own until the micro-batch's next dispatch."""
 
-    def held(self, micro_batch: int) -> bool:
+    def held(self, micro_batch: int, *, done: bool = False) -> bool:
         """All layers of a step of it were combined. Whether these sums count; else the step has to be run again, once,
-        and its sums count then."""
+        and its sums count then. It waits for a device, unless that has `done` all that was launched for the step."""
 
     def prepare(self, micro_batch: int) -> object | None:
         """A step begins whose launches are recorded, or were: where they go, the same object as long as what was

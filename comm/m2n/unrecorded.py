@@ -4,7 +4,7 @@
 class Unrecorded:
     """Its steps cannot be recorded, and none is to be run again."""
 
-    def held(self, micro_batch: int) -> bool:
+    def held(self, micro_batch: int, *, done: bool = False) -> bool:
         return True
 
     def prepare(self, micro_batch: int) -> object | None:

@@ -32,6 +32,13 @@ from afserve.kernels.devices.host import HostDevice
 Launched = tuple[str, tuple[tuple[int, ...], ...]]  # an operation, and the shapes that it got
 PINNED: set[int] = set()  # where memory begins that copies need not wait for
 GUARD = Path(__file__).with_name("no_op_guard.cpp")
+MAKE_ONLY = (
+    "aten.empty",
+    "aten.new_empty",
+    "aten.detach",
+    "aten._reshape_alias",
+    "prim.",
+)  # nothing is launched
 COPIES = ("aten._to_copy", "aten.copy_")
 WAITS = ("aten._local_scalar_dense", "aten.nonzero", "aten._unique2", "aten.bincount", "aten.masked_select")
 
@@ -59,6 +66,9 @@ class Watch(TorchDispatchMode):
         self.pageable: Counter[str] = Counter()
         self.launches = 0
         self.recorded: list[Launched] | None = None  # while launches are recorded
+        self.launched: list[str] | None = (
+            None  # names of what the device is told, kernels too, while they are counted
+        )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -81,6 +91,8 @@ class Watch(TorchDispatchMode):
             self.waits[f"{name} at {_line().partition(':')[0]}"] += 1
         if pageable:
             self.pageable[f"{name} at {_line().partition(':')[0]}"] += 1
+        if self.launched is not None and not func.is_view and not name.startswith(MAKE_ONLY):
+            self.launched.append(name)
         if _is_read(name, args):
             self.reads[f"{name} at {_line().partition(':')[0]}"] += 1
             with _disable_current_modes():
@@ -124,8 +136,14 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def current_watch() -> Watch | None:
+    """That of the context which the caller is in."""
+    return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch)), None)
+
+
 def _watch() -> Watch:
-    (watch,) = (mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch))
+    watch = current_watch()
+    assert watch is not None, "nothing is pretended"
     return watch
 
 

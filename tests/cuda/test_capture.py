@@ -21,22 +21,6 @@ STEPS = 12
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
 
 
-@pytest.fixture
-def kernels(monkeypatch):
-    """(kernel, grid) of every launch."""
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    seen = []
-
-    def run(self, *args, grid, **options):
-        seen.append((self.fn.__name__, grid))
-
-    for kind in (JITFunction, InterpretedFunction):
-        monkeypatch.setattr(kind, "run", run)
-    return seen
-
-
 def node_of(folder, name, **fields):
     from afserve.kernels.triton.backend import TritonBackend
 

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from afserve.clock import Clock
-from afserve.comm.m2n.link import ExpertLink
-from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.device_exchange.wire import open_link, open_port
 from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.transport import HOST, Layout, Transport
 from afserve.comm.transports import connect
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import AnyBank, build_attention_node, build_expert_bank, layout_for, spec_of
-from afserve.engine.device_queues import queues_of
+from afserve.engine.device_queues import queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
@@ -103,7 +102,8 @@ class LocalCluster:
                 memory=expert_memory,
                 draft=config.drafts(),
             )
-            port = ExpertPort(wrap(end), device=expert_ops.device)
+            place = device_of(expert_ops.device)
+            port = open_port(wrap(end), bank, expert_ops.device, queue_per_box(place))
             nodes.append(
                 ExpertNode(
                     port,
@@ -111,7 +111,7 @@ class LocalCluster:
                     epoch=plan.epoch,
                     step_rows=config.step_rows,
                     prompt_share=config.prompt_share,
-                    device=queues_of(device_of(expert_ops.device)),
+                    device=queues_of(place),
                 )
             )
             banks.append(bank)
@@ -119,7 +119,7 @@ class LocalCluster:
         fronts = []
         for index in range(attention):
             end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
-            link = ExpertLink(
+            link = open_link(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )
             fronts.append(
@@ -192,7 +192,7 @@ class LocalCluster:
             device=self._between,
         )
         node = ExpertNode(
-            ExpertPort(end, device=self._expert_device),
+            open_port(end, self.banks[index], self._expert_device),
             self.banks[index],
             epoch=self._epochs[0],
             device=queues_of(device_of(self._expert_device)),

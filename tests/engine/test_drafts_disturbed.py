@@ -8,9 +8,10 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
-from afserve.engine.sampler import Sampler, read_at_once
+from afserve.engine.sampler import Sampler
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.host_reader import read_at_once
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.verify import Rows, draw_runs
 from afserve.grammars.grammar import of_choice, of_regex, of_schema

@@ -37,7 +37,8 @@ class Recorder:
     def __init__(self, runner):
         self._runner = runner
         self.steps: deque[Any] = deque()
-        self.worst_mark, self.take_failures = runner.worst_mark, runner.take_failures
+        self.settle_step, self.worst_mark = runner.settle_step, runner.worst_mark
+        self.take_failures = runner.take_failures
 
     def run_step(self, step):
         rows_RH = yield from self._runner.run_step(step)
@@ -54,6 +55,9 @@ class Replayer:
         assert columns(step) == wanted
         yield None  # as if it had to wait
         return rows_RH
+
+    def settle_step(self, step):
+        return None
 
     def worst_mark(self):
         return None

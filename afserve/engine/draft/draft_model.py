@@ -171,6 +171,8 @@ class DraftModel:
         plan, pool = StepPlan(0, tuple(chunks.values())), self._kv.pool
         step = build_step(plan, pool.block_size, self._buffers, pool.further)
         x_RH = _result(self._runner.run_step(step))
+        again = self._runner.settle_step(step)
+        assert again is None, "experts of this process fail in no exchange"
         failed = self._runner.take_failures()
         rows_SH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
         guesses = iter(self._likeliest(rows_SH) if len(rows_SH) else ())

@@ -51,7 +51,7 @@ class GraphRunner(Generic[T]):
         self._layers, self._link, self._device = layers, link, device
         self._most_rows = min(MOST_ROWS, most_rows)
         self._sizes: dict[StepSize, _Size] = {}
-        self.seen_rows = layers.seen_rows
+        self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
         self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor, self.chain = layers.run_predictor, layers.chain
         states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
@@ -89,11 +89,8 @@ class GraphRunner(Generic[T]):
             self._give_up(str(error))
             return (yield from layers.run_step(step))
         layers.keep_rows(step)
-        if not self._link.held(layers.index):
-            return (yield from layers.run_again(step))
         if computed.expert_LTK is not None:
             layers.load.note_layers(layers.index, computed.expert_LTK[:, : step.tokens].clone())
-        layers.load.commit(layers.index, step.decodes)
         return computed.x_TH[: step.tokens]
 
     def _compute_first(self, step: StepInput, size: StepSize) -> _Computed:

@@ -3,11 +3,16 @@ goes on with other work until they are there. What computes nothing later has th
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from afserve.kernels.devices.device import Device, Event
+
+T = TypeVar("T")
+Reads = Generator[Tensor, list[int], T]
+"""Yields whole numbers that lie on the device, and is sent them as the host's; returns what they were read for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +44,33 @@ class HostReader:
         while not fetch.copied.done():
             yield fetch
         return list(map(int, host_N.tolist()))
+
+    def fetch_reads(
+        self, reads: Reads[T], mark_1: Tensor | None
+    ) -> Generator[Fetch, None, tuple[T, int | None]]:
+        """What the numbers were read for, and the number behind `mark_1`, which comes along with what is read first."""
+        mark: int | None = None
+        try:
+            wanted_N = next(reads)
+            while True:
+                if mark_1 is None:
+                    told = yield from self.fetch_columns(wanted_N)
+                else:
+                    *told, mark = yield from self.fetch_columns(wanted_N, mark_1)
+                    mark_1 = None
+                wanted_N = reads.send(told)
+        except StopIteration as ended:
+            if mark_1 is not None:  # nothing was read
+                (mark,) = yield from self.fetch_columns(mark_1)
+            return ended.value, mark
+
+
+def read_at_once(reads: Reads[T]) -> T:
+    """It waits for a device."""
+    try:
+        wanted_N = next(reads)
+        while True:
+            wanted_N = reads.send(wanted_N.tolist())
+    except StopIteration as ended:
+        found: T = ended.value
+        return found

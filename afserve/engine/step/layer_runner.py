@@ -55,29 +55,28 @@ class LayerRunner(Generic[T]):
         self.seen_rows = self.taps.seen_rows
 
     def run_step(self, step: StepInput) -> StepRun[T]:
+        return self._run(step, None if step.shared is None else SharedLayers(step.shared, self._kv))
+
+    def _run(self, step: StepInput, shared: SharedLayers | None) -> StepRun[T]:
         x_TH, spoiled_T = self.begin_step(step)
-        shared = None if step.shared is None else SharedLayers(step.shared, self._kv)
         try:
-            x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, shared)
-            if not self._link.held(self.index):
-                x_TH = yield from self.run_again(step)
+            return (yield from self._run_layers(step, x_TH, spoiled_T, 0, shared))
         except Abandoned:
             yield from self._drop_late()
             self._link.held(self.index)
             self.forget_step()
             raise
-        self.load.commit(self.index, step.decodes)
-        return x_TH
 
-    def run_again(self, step: StepInput) -> StepRun[T]:
-        """Keys and values are written once more, alike. What other nodes have part in is planned anew."""
+    def settle_step(self, step: StepInput) -> StepRun[T] | None:
+        """Where it runs again, keys and values are written once more, alike; what other nodes have part in is planned
+        anew."""
+        if self._link.held(self.index, done=True):
+            self.load.commit(self.index, step.decodes)
+            return None
+        self.forget_step()
         if step.shared is not None:
             raise Abandoned("a device's exchange failed in the middle")
-        self.forget_step()
-        x_TH, spoiled_T = self.begin_step(step)
-        x_TH = yield from self._run_layers(step, x_TH, spoiled_T, 0, None)
-        self._link.held(self.index)
-        return x_TH
+        return self._run(step, None)
 
     def run_layers(self, step: StepInput, x_TH: Tensor, spoiled_T: Tensor) -> StepRun[T]:
         """A step that was begun and in which no other node has part; it is not committed."""

@@ -24,9 +24,13 @@ class StepRunner(Protocol[T_co]):
     """Computes the steps of one micro-batch, one at a time."""
 
     def run_step(self, step: StepInput) -> StepRun[T_co]:
-        """What the last layer gives for the rows that are read, (R, H). Keys and values of all tokens are written, and
-        which experts the rows chose is counted. Raises Abandoned where other nodes' part of a shared prompt does not
-        come, and where that is thrown into it between two layers: the step left nothing behind then."""
+        """What the last layer gives for the rows that are read, (R, H). Keys and values of all tokens are written.
+        Raises Abandoned where other nodes' part of a shared prompt does not come, and where that is thrown into it
+        between two layers: the step left nothing behind then."""
+
+    def settle_step(self, step: StepInput) -> StepRun[T_co] | None:
+        """Of the step that ran last, once a device has done it: None where its rows count, and the experts that they
+        chose are counted then. Else the step once more, to be settled like the first."""
 
     def worst_mark(self) -> Tensor | None:
         """Of the step that ran last, one number on the device that `take_failures` would wait for; None where it waits

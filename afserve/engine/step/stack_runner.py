@@ -56,6 +56,9 @@ class StackRunner(Generic[T]):
         layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)
         return x_TH
 
+    def settle_step(self, step: StepInput) -> StepRun[T] | None:
+        return self._layers.settle_step(step)
+
     def worst_mark(self) -> Tensor | None:
         return self._layers.worst_mark()
 
@@ -73,7 +76,6 @@ class StackRunner(Generic[T]):
             layers.taps.note_rows(part.end, x_TH)
             if fine_T is not None:
                 spoiled_T += part.first * (fine_T & (spoiled_T != FINE))
-        layers.load.commit(layers.index, step.decodes)
         yield from ()  # nobody is waited for
         return x_TH
 
@@ -100,6 +102,9 @@ class ExchangeRunner(Generic[T]):
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         return self._layers.run_predictor(x_TH, paged, decodes)
 
+    def settle_step(self, step: StepInput) -> StepRun[T] | None:
+        return self._layers.settle_step(step)
+
     def worst_mark(self) -> Tensor | None:
         return self._layers.worst_mark()
 
@@ -124,7 +129,6 @@ class ExchangeRunner(Generic[T]):
             assert moe_number is not None, "stopped where nothing was sent"
             layers.meter.sent(layers.index, moe_number, ticket, layers.meter.now())
             x_TH = yield from layers.resume_step(step, ticket, x_TH, spoiled_T, stopped.layer)
-        layers.load.commit(layers.index, step.decodes)
         return x_TH
 
     def _settle(self, stopped: Stopped | None, chosen_LTK: Tensor | None) -> T | None:

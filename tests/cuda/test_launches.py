@@ -1,0 +1,94 @@
+"""How many launches a MoE layer of a decode step takes, and where the host waits: counted over pretended tensors and
+Triton's kernels, none of which runs. What a launch costs only a GPU can tell."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from afserve.comm.transport import SharedRegion
+from afserve.config import ModelSource
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.kernels.ops import Ops
+from tests.cuda.pretend import pretended
+from tests.engine.driving import config, prompts
+from tests.engine.local_cluster import LocalCluster
+
+pytest.importorskip("triton")
+DEVICE = "cuda:0"
+EXPERTS = 4
+MOST_ATTENTION, MOST_EXPERT = 20, 8  # launches of a MoE layer
+pytestmark = pytest.mark.usefixtures("pretended_gpus")
+
+
+class Sharing:
+    """An end whose boxes have regions at addresses that nothing reads."""
+
+    def __init__(self, end):
+        self._end, self.offers = end, replace(end.offers, regions=self)
+
+    def region(self, box):
+        at = 4096 * (1 + box.expert + 16 * box.attention)
+        return SharedRegion(at, at, self)
+
+    def __getattr__(self, name):
+        return getattr(self._end, name)
+
+
+def cluster_of(folder, name, **fields):
+    import torch
+
+    from afserve.kernels.triton.backend import TritonBackend
+
+    device = torch.device(DEVICE)
+    return LocalCluster.build(
+        ModelSource(str(folder), name),
+        config(device=DEVICE, device_exchange=True, **fields),
+        experts=EXPERTS,
+        ops=Ops(TritonBackend(device, multiprocessors=132), device, 1),
+        wrap=Sharing,
+    )
+
+
+def decode_step(cluster, kernels, watch):
+    """What one decode step of three sequences launches, by who launched it."""
+    for number, prompt in enumerate(prompts((5, 9, 4))):
+        params = SamplingParams(max_tokens=8, temperature=0.7, seed=1, top_p=0.9, ignore_eos=True)
+        cluster.submit(GenerationRequest(number, prompt, params))
+    (node,) = cluster.attention
+    while node.stats().steps < 3:
+        cluster.step()
+    for counted in (watch.waits, watch.pageable, watch.reads):
+        counted.clear()
+    own, theirs = [], [[] for _ in cluster.experts]
+    while node.stats().steps < 4:
+        watch.launched = own
+        node.step()
+        for expert, watch.launched in zip(cluster.experts, theirs, strict=True):
+            expert.poll()
+    watch.launched = None
+    return own, theirs
+
+
+def of_a_layer(launched, first):
+    """Between the same kernel of two layers."""
+    at = [place for place, name in enumerate(launched) if name == first]
+    return [launched[begin:end] for begin, end in pairwise(at)]
+
+
+@pytest.mark.parametrize("name", ["v3", "qwen3"])
+def test_a_layer_takes_few_launches_and_no_host(name, tiny_checkpoint, kernels):
+    with pretended() as watch:
+        own, theirs = decode_step(cluster_of(tiny_checkpoint(name), name), kernels, watch)
+        assert watch.reads == {"aten.copy_ at host_reader.py": 1}
+        assert not watch.waits and not watch.pageable
+    for layer in of_a_layer(own, "plan_nodes"):
+        print(len(layer), layer)
+    for launched in theirs:
+        for layer in of_a_layer(launched, "wait_boxes"):
+            print(len(layer), layer)
+    layers = of_a_layer(own, "plan_nodes")
+    assert layers and all(len(layer) <= MOST_ATTENTION for layer in layers)
+    for launched in theirs:
+        layers = of_a_layer(launched, "wait_boxes")
+        assert layers and all(len(layer) <= MOST_EXPERT for layer in layers)
