@@ -2,7 +2,7 @@
 there is one. The switch is set here, before the kernels are imported; the product reads no environment variable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from pathlib import Path
 
+from tests.kernels.triton.checked_memory import fence_kernels
 from tests.kernels.triton.interpret import interpret
 
 HERE = Path(__file__).parent
@@ -19,6 +20,17 @@ CUDA = torch.cuda.is_available()
 
 if not CUDA:
     interpret()
+    fence_kernels()
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_no_number() -> Iterator[None]:
+    """What `torch.empty` gives, as far as PyTorch may fill it."""
+    strict = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(strict, warn_only=warns)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
