@@ -216,7 +216,7 @@ class SymmAttention(_End):
 class SymmArrival:
     """What all attention nodes sent for one micro-batch, A * R rows at most; those behind the last have slots -1.
 
-    header_N2 is (layer, epoch) of each attention node's message.
+    header_N2 is (layer, epoch) of each attention node's message, until the next one of the micro-batch.
     """
 
     micro_batch: int
@@ -238,6 +238,7 @@ class SymmExpert(_End):
     ) -> None:
         super().__init__(layout, boxes, patience, Role.ATTENTION)
         self._dtype = dtype if self._fp8 else layout.dispatch_wire.dtype
+        self._header_MN2 = [self._words(2 * len(one)).view(-1, 2) for one in boxes]
 
     def is_there(self, micro_batch: int) -> bool:
         """Whether `receive` would wait for nobody; True on a device, which waits itself."""
@@ -251,7 +252,7 @@ class SymmExpert(_End):
         x_NH = torch.empty((most, layout.hidden), dtype=self._dtype, device=self._device)
         slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
         weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
-        header_N2 = self._words(2 * len(boxes)).view(-1, 2)
+        header_N2 = self._header_MN2[micro_batch]
         self.waits_here()
         symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, count_N, header_N2, self._error, self._host, layout.max_rows,

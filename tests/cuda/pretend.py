@@ -37,6 +37,7 @@ MAKE_ONLY = (
     "aten.new_empty",
     "aten.detach",
     "aten._reshape_alias",
+    "aten._unsafe_view",
     "prim.",
 )  # nothing is launched
 COPIES = ("aten._to_copy", "aten.copy_")
