@@ -36,6 +36,7 @@ def mean_position(position, window):
     return (first + position) / 2
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("window", [None, 1, 2, 15, 16, 17, 32, 33, 34, 47])
 def test_decode_sees_its_window_and_no_more(device, window, parts):

@@ -30,6 +30,7 @@ def experts(ops, slots, hidden, inner, dtype, groups):
     return packed, *(torch.stack([rounded(w) for w in weight]) for weight in (up, down))
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("groups", KEPT)
 @pytest.mark.parametrize(
     ("dtype", "hidden", "inner"),

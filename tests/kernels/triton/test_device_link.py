@@ -103,7 +103,7 @@ def cluster(source):
         one.close()
 
 
-@pytest.mark.parametrize(("attention", "experts"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("attention", "experts"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 3)])
 def test_the_same_tokens_as_alone(cluster, source, alone, attention, experts):
     nodes = cluster(contiguous(source, experts), attention, lambda: settings(micro_batches=2))
     assert nodes.run() == alone
