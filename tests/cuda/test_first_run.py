@@ -141,6 +141,15 @@ def test_a_kernel_beyond_its_budget_is_named(tmp_path):
     assert len(budget(file)) == 2 and faults({**KERNEL, "spill": 4}, budget(file)) == []
 
 
+def test_every_launch_on_hopper_has_a_budget_for_both_tritons():
+    """That of constraints.txt, and 3.6, which comes with torch 2.11. Local loads in a loop: those that are known."""
+    rows = {key: row for key, row in budget().items() if key[1] == 90}
+    by_triton = {triton: {key[2:] for key in rows if key[0] == triton} for triton in ("3.6.0", "3.9.0")}
+    assert len(by_triton["3.9.0"]) > 100 and by_triton["3.9.0"] == by_triton["3.6.0"]
+    slow = {key[2] for key, row in rows.items() if row["local_in_loops"]}
+    assert slow == {"mla 64 heads decode", "mla 64 heads prompt"}
+
+
 def test_code_is_read_as_the_disassembler_prints_it():
     pytest.importorskip("triton")
     from bench.gpu_chip import read_code
