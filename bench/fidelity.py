@@ -51,6 +51,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 8, "first_k_dense_replace": 1, "n_group": 2,
          "topk_group": 1, "n_shared_experts": 1},
     ),
+    "tiny longcat_flash": (
+        "LongcatFlash",
+        {**{name: size for name, size in _SIZES.items() if name not in ("num_hidden_layers", "num_key_value_heads")},
+         "num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "head_dim": 16, "kv_lora_rank": 32,
+         "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 8,
+         "zero_expert_num": 4, "moe_topk": 3},
+    ),
 }  # fmt: skip
 
 

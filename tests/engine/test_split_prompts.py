@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from afserve.comm.m2n.link import ExpertLink
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
 from afserve.engine.scheduling.request import SamplingParams
+from afserve.engine.step.shared_layers import Abandoned, SharedLayers
 from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
@@ -169,6 +171,39 @@ def test_a_node_may_be_lost_in_the_middle(which, name, after, tiny_checkpoint, a
     if which != "decode":
         assert world.said[3] == alone(name)[3]
     assert not any(end.node.busy for end in world.nodes if end.index not in world.lost)
+
+
+def test_rows_that_are_away_come_back_before_a_step_is_given_up(tiny_checkpoint, alone, monkeypatch):
+    """Layer 1 adds the sums of layer 0, and the others' part of it does not come. A micro-batch has one dispatch under
+    way at a time all the same."""
+    come, dispatch, combine = SharedLayers.come, ExpertLink.dispatch, ExpertLink.combine
+    lost: list[int] = []
+    away: set[tuple[ExpertLink, int]] = set()
+
+    def failing(layers, number):
+        if number == 1 and not lost:
+            lost.append(len(away))
+            layers._shared.leave("made up")
+            raise Abandoned("made up")
+        return come(layers, number)
+
+    def sending(link, *rows, layer, micro_batch):
+        assert (link, micro_batch) not in away
+        away.add((link, micro_batch))
+        return dispatch(link, *rows, layer=layer, micro_batch=micro_batch)
+
+    def adding(link, ticket):
+        away.remove((link, ticket.micro_batch))
+        return combine(link, ticket)
+
+    for owner, name, does in (
+        (SharedLayers, "come", failing), (ExpertLink, "dispatch", sending), (ExpertLink, "combine", adding)
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, does)
+    world = split(tiny_checkpoint("late"), "late", experts=2)
+    ask(world, requests(prompts(LENGTHS), ASKED)[3])
+    world.run()
+    assert lost and lost[0] and not away and world.said[3] == alone("late")[3]
 
 
 @pytest.mark.parametrize("after", [1, 3, 6, 9, 12])
