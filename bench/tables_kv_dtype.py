@@ -11,13 +11,25 @@ def fidelity() -> str:
     if not found:
         return ""
     return (
-        f"**Fidelity** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.fidelity --save`. Teacher-forced, beside transformers in float32 of the same checkpoint: perplexity of the text and its change, the share of positions with the same "
+        f"**Fidelity** ({_machines(found)}); `python -m bench.fidelity --save`. Teacher-forced, beside transformers in float32 of the same checkpoint: perplexity of the text and its change, the share of positions with the same "
         "most likely token, and the mean Kullback-Leibler divergence in nats. `nano` reads held-out files; tiny models are random and read random tokens, so that only the last two columns say something of them. What failed stands in its line.\n\n"
         + table(
             ["model", "computed in", "experts", "other maps", "KV cache", "perplexity", "change", "same first token", "KL, nats"],
             (_line(row) for row in found),
         )
     )  # fmt: skip
+
+
+def _machines(found: list[Row]) -> str:
+    """Which models were run on which processor."""
+    newest_of = {(row["machine"], row["isa"]): row for row in found}
+    models = {
+        key: dict.fromkeys(row["model"] for row in found if (row["machine"], row["isa"]) == key)
+        for key in newest_of
+    }
+    return "; ".join(
+        f"{', '.join(models[key])}: {where(row)}, {row['isa']}" for key, row in newest_of.items()
+    )
 
 
 def _line(row: Row) -> list[object]:
