@@ -114,7 +114,7 @@ def test_every_op_runs_without_a_value_to_read(launches, queries, fp8):
 
 def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
     """Dense products, LayerNorm, gated delta nets, the choice of rows and tokens and the memory of caches and
-    experts; all else is a kernel. A latent half is single ops, and nothing is looked up of layers and batches."""
+    experts; all else is a kernel. A latent half is single ops, and nothing is looked up of batches."""
     seen, ops = Seen(monkeypatch, Reference), Ops(TritonBackend(META, multiprocessors=132), META, 1)
     every_op(ops, meta_batch(3, 2, 200), fp8=False)
     assert ops.fallbacks() == ()
