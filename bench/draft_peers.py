@@ -1,14 +1,16 @@
 """What drafts from texts win here and in llama.cpp, on the same weights and prompts, each beside its rate without them.
 
-    python -m bench.draft_peers --model DIR --llama-server BIN --gguf FILE [--save]
+    python -m bench.draft_peers --model DIR [--llama-server BIN --gguf FILE] [--vllm-python PY] [--save]
 
-Every engine is a server that stays: `afserve up --colocated`, and llama.cpp's `llama-server` built for this machine.
+Every engine is a server that stays: `afserve up --colocated`, llama.cpp's `llama-server` built for this machine, and
+vLLM's for CPUs, which runs in a Python of its own.
 They take turns, `--rounds` times behind one that warms up. Prompts are read before and kept by all, so that rates are
 of answers; ratios are by round, to the same program without drafts. `code` and `copy` are texts of `bench.drafts`. A
 row says, too, which share of its answers have the text of those without drafts.
 
 With `--synthetic L` drafts of four tokens are right as often as gives L tokens a step, whatever they say: here by
-suffixes of the answers that were given a moment ago, in llama.cpp by pairs of tokens, whose answers are no text then.
+suffixes of the answers that were given a moment ago, in llama.cpp by pairs of tokens and in vLLM by n-grams, whose
+answers are no text then.
 All engines make each answer twice; the second time counts.
 """
 
@@ -19,20 +21,21 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import httpx
 
 from bench.drafts import Prompts, Texts
 from bench.origin import ROOT, origin
-from bench.served import Served, free_port, served
+from bench.served import free_port, served
 
 RESULTS = ROOT / "bench" / "results" / "draft_peers.jsonl"
-OURS, LLAMA = "afserve", "llama.cpp"
+OURS, LLAMA, VLLM = "afserve", "llama.cpp", "vLLM"
 PLAIN = "off"
 DRAFTED = 4  # tokens of a synthetic draft
 _OURS = ("ngram", "suffix")
@@ -45,7 +48,9 @@ _LLAMA = {
 """As they come, and told to look for as few tokens as ours do."""
 _PAIRS = f"--spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m {DRAFTED}"
 _SYNTHETIC = f"--spec-type ngram-simple {_PAIRS} --spec-synth-len"
+_VLLM_LOOKS_FOR = 4  # tokens at most, as ours does
 _SETTLE_S, _WAIT_S = 0.3, 120.0
+_VLLM_READY_S = 300.0
 _REPORTED_S = 1.2  # a node has told its counts by then
 
 
@@ -60,22 +65,32 @@ class Peer(Protocol):
         ...
 
 
-class Ours:
-    program = OURS
+class Completions:
+    """A server of OpenAI's protocol that counts drafts in /metrics, each counter named `prefix` and what vLLM calls
+    it."""
 
-    def __init__(self, up: Served, draft: str) -> None:
-        self.draft = draft
-        self._client = httpx.Client(base_url=up.url, timeout=_WAIT_S, headers=up.admin)
+    def __init__(
+        self,
+        program: str,
+        draft: str,
+        url: str,
+        prefix: str,
+        admin: Mapping[str, str],
+        asked: Mapping[str, str],
+    ) -> None:
+        """`asked` is what every request has, too."""
+        self.program, self.draft, self._prefix, self._asked = program, draft, prefix, asked
+        self._client = httpx.Client(base_url=url, timeout=_WAIT_S, headers=admin)
 
     def answer(self, prompt: list[int], tokens: int) -> str:
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **self._asked}
         said = self._client.post("/v1/completions", json=body).raise_for_status().json()
         return str(said["choices"][0]["text"])
 
     def counts(self) -> tuple[int, int]:
         time.sleep(_REPORTED_S)
         told = self._client.get("/metrics").raise_for_status().text
-        of = "afserve_spec_decode_num"
+        of = f"{self._prefix}spec_decode_num"
         return _summed(told, f"{of}_draft_tokens_total"), _summed(told, f"{of}_accepted_tokens_total")
 
 
@@ -107,13 +122,17 @@ def _summed(metrics: str, name: str) -> int:
 
 
 @contextmanager
-def llama_server(program: str, flags: Sequence[str]) -> Iterator[str]:
-    """Its address. Raises RuntimeError where it does not get ready."""
-    port = free_port()
+def peer_server(
+    command: Sequence[str], seconds: float = _WAIT_S, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """Its address. Raises RuntimeError where it does not get ready in so many seconds."""
+    port, program = free_port(), command[0]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([program, "--port", str(port), *flags], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=log, stderr=log, env={**os.environ, **env}
+        )
         try:
-            until = time.monotonic() + _WAIT_S
+            until = time.monotonic() + seconds
             while not _is_ready(port):
                 if process.poll() is not None or time.monotonic() > until:
                     log.seek(0)
@@ -199,12 +218,40 @@ def _peers(options: argparse.Namespace, stack: ExitStack) -> list[Peer]:
     if options.synthetic:
         ours = {PLAIN: ours[PLAIN], "suffix": ("--speculative-config", json.dumps(synthetic))}
         others = {PLAIN: "", "ngram-simple": f"{_SYNTHETIC} {options.synthetic}"}
-    peers: list[Peer] = [Ours(stack.enter_context(served(*flags, *own)), name) for name, own in ours.items()]
+    peers: list[Peer] = []
+    for name, own in ours.items():
+        up = stack.enter_context(served(*flags, *own))
+        peers.append(Completions(OURS, name, up.url, "afserve_", up.admin, {}))
     if options.llama_server:
         for name, own in others.items():
-            url = stack.enter_context(llama_server(options.llama_server, [*theirs, *own.split()]))
+            url = stack.enter_context(peer_server([options.llama_server, *theirs, *own.split()]))
             peers.append(Llama(url, name))
+    if options.vllm_python:
+        peers += _vllm_peers(options, stack, most)
     return peers
+
+
+def _vllm_peers(options: argparse.Namespace, stack: ExitStack, most: int) -> Iterator[Peer]:
+    """On as many cores as ours have threads. It keeps no core for its front end."""
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    drafts = {
+        "method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": _VLLM_LOOKS_FOR,
+        "prompt_lookup_min": 2,
+    }  # fmt: skip
+    if options.synthetic:
+        drafts |= {
+            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": options.synthetic,
+            "prompt_lookup_max": 1, "prompt_lookup_min": 1,
+        }  # fmt: skip
+    for name, own in {PLAIN: (), "ngram": ("--speculative-config", json.dumps(drafts))}.items():
+        command = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
+        command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", str(most), *own]
+        url = stack.enter_context(peer_server(command, _VLLM_READY_S, env))
+        yield Completions(VLLM, name, url, "vllm:", {}, {"model": options.model})
 
 
 def main() -> None:
@@ -212,6 +259,7 @@ def main() -> None:
     parser.add_argument("--model", default="nano", help="a folder with tokens from 0 to 2,047 at least")
     parser.add_argument("--llama-server", help="llama.cpp's; without it ours alone are measured")
     parser.add_argument("--gguf", help="the same weights for it, in bf16 or what --numbers says")
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM for CPUs; bf16 only")
     parser.add_argument(
         "--numbers", default="bf16", choices=("bf16", "int4", "int8"), help="of all linear maps"
     )
@@ -226,6 +274,8 @@ def main() -> None:
     options = parser.parse_args()
     if bool(options.llama_server) != bool(options.gguf):
         parser.error("--llama-server and --gguf go together")
+    if options.vllm_python and options.numbers != "bf16":
+        parser.error("--vllm-python goes with --numbers bf16 alone")
     options.name = Path(options.model).name
     with ExitStack() as stack:
         peers, texts = _peers(options, stack), Texts(options.seed)

@@ -82,7 +82,7 @@ def peers() -> str:
     texts = [row for row in found if not row["synthetic"]]
     forced = [row for row in found if row["synthetic"]]
     said = (
-        f"**Drafts from texts beside llama.cpp's** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.draft_peers --save`, threads of each: {found[-1]['threads']}, both as servers over HTTP on the same weights, in "
+        f"**Drafts from texts beside those of others** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.draft_peers --save`, threads of each: {found[-1]['threads']}, all as servers over HTTP on the same weights, in "
         "turns. Tokens per second of answers whose prompts were read before; each ratio is to the same program without drafts, the median with the least and the most. `same`: answers that are those without drafts. llama.cpp's drafts "
         "are as they come, and told to look for 4 tokens and draft 16.\n\n"
     )  # fmt: skip
@@ -120,7 +120,7 @@ def _won(row: Row) -> str:
 def _forced(found: list[Row]) -> str:
     length = found[-1]["synthetic"]
     return (
-        f"With **synthetic acceptance** of {length:g} tokens a step where four are drafted: here by suffixes of the same answers, which stay those without drafts; in llama.cpp by pairs of tokens, whose answers are no "
+        f"With **synthetic acceptance** of {length:g} tokens a step where four are drafted: here by suffixes of the same answers, which stay those without drafts; in llama.cpp by pairs of tokens and in vLLM by n-grams, whose answers are no "
         "text then.\n\n"
         + table(["model", "numbers", "text", "requests", "program", "without, tok/s", "drafts: ratio, right of drafted"], _beside(found))
     )  # fmt: skip
