@@ -149,7 +149,7 @@ def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
 def gate_like_rows(gate_EH: Tensor, dtype: torch.dtype) -> Tensor:
     """In the rows' 16-bit `dtype` where that keeps every number: the products are the same then, and matrix
     instructions make them."""
-    if gate_EH.dtype is not torch.float32 or dtype.itemsize != 2:
+    if gate_EH.dtype is not torch.float32 or dtype.itemsize != 2 or gate_EH.is_meta:
         return gate_EH
     kept_EH = gate_EH.to(dtype)
     return kept_EH if bool((kept_EH.float() == gate_EH).all()) else gate_EH

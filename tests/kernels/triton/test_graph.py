@@ -121,7 +121,7 @@ def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
     assert seen.names == {
         "pack_linear", "pack_heads", "linear", "linear_heads", "logits", "argmax", "layer_norm", "delta",
         "choose_rows", "empty_cache", "empty_kv", "empty_experts",
-        "prepare_gqa", "bind_gqa", "prepare_mla", "bind_mla", "bind_batch", "mla_half",
+        "bind_gqa", "bind_mla", "bind_batch", "mla_half",
     }  # fmt: skip
     assert inherited(TritonBackend) == seen.names - {"empty_experts"} | {
         "borrow_core", "expert_layers", "put_expert", "stack_layers"
