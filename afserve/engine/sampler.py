@@ -115,7 +115,9 @@ class Sampler:
     def _tokens(self, logits_RV: Tensor, draws: list[_Draw]) -> Reads[tuple[list[int], list[int]]]:
         """The likeliest token of each row, below 0 where there is none, and those of the draws."""
         best_R = self._ops.argmax(logits_RV)
-        told = yield torch.cat([best_R, self._draw(logits_RV, draws)]) if draws else best_R
+        if not draws:
+            return (yield best_R), []
+        told = yield torch.cat([best_R, self._draw(logits_RV, draws)])
         return told[: len(best_R)], told[len(best_R) :]
 
     def _settle(

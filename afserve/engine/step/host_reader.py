@@ -34,7 +34,8 @@ class HostReader:
         there."""
         whole_N = torch.cat(columns) if len(columns) > 1 else columns[0]
         if not self._device.later:
-            return list(map(int, whole_N.tolist()))
+            told: list[int] = whole_N.tolist()
+            return told
         count = len(whole_N)
         if count > len(self._room_N):
             self._room_N = self._device.pinned(1 << (count - 1).bit_length(), torch.int64)
@@ -43,7 +44,8 @@ class HostReader:
         fetch = Fetch(self._device.current().put_event())
         while not fetch.copied.done():
             yield fetch
-        return list(map(int, host_N.tolist()))
+        read: list[int] = host_N.tolist()
+        return read
 
     def fetch_reads(
         self, reads: Reads[T], mark_1: Tensor | None

@@ -81,8 +81,10 @@ class Spoiled:
     def worst_layer(self) -> Tensor | None:
         """Int32, (1,): FINE where all rows are, for who reads something else from the device anyway. None in host
         memory, where a look costs nothing."""
+        if self._layer_N.is_cpu:
+            return None
         marks_N = self._marks
-        return None if marks_N.is_cpu or not len(marks_N) else marks_N.amax(0, keepdim=True)
+        return marks_N.amax(0, keepdim=True) if len(marks_N) else None
 
     @property
     def fine(self) -> bool:
