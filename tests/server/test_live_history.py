@@ -48,6 +48,13 @@ def test_hits_are_by_tier_and_shares_by_key():
     assert columns["keys"] == {"a": [0.25, None], "d": [0.5, None]}
 
 
+def test_a_key_that_comes_back_goes_on_from_what_it_had():
+    history = History()
+    for at, keys in enumerate(({"a": (100, 0)}, {"b": (8, 2)}, {"a": (110, 5)})):
+        history.add_sample(float(at), [], LATENCY, keys)
+    assert history.columns()["keys"] == {"a": [None, 0.5], "b": [0.25, None]}
+
+
 def test_a_node_that_is_new_or_started_anew_is_no_burst():
     history = History()
     history.add_sample(0.0, [view("attention-0", stats(1000))], LATENCY)

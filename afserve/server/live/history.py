@@ -47,7 +47,8 @@ class History:
         stats = {node.name: node.stats for node in nodes if isinstance(node.stats, AttentionStats)}
         counts = {name: _counted(one) for name, one in stats.items()}
         then, before = (at, counts) if self._before is None else self._before
-        known, self._keys, self._before = self._keys, keys, (at, counts)
+        known, self._before = self._keys, (at, counts)
+        self._keys = {**known, **keys}  # a key that comes back goes on from what it had
         if then >= at:
             return
         rates = dict.fromkeys(_counted(AttentionStats()), 0.0)

@@ -5,46 +5,54 @@ from collections.abc import Iterator, Mapping
 
 from afserve.metrics import MetricFamily, totals
 
-MOST = 24  # keys with counts of their own
+MOST = 24  # keys that are shown by name
+KEPT = 10_000  # names that are remembered; a key file that is edited while it is served could bring more
 OTHERS = "other keys"  # no key has a name with a space
 
 
 class KeyMeter:
     """Prompt tokens of each key, and those that were found; nothing where no key is asked for. Keys are their names.
 
-    Those that asked the most have counts of their own. One that comes to be among them is counted from then on, and
-    what the one had that makes room goes to the others: no count ever goes down.
+    Those that asked the most are shown. A request counts once: for its key where that is shown at the time, else for
+    the others. A key makes room for one that has asked 1.25 times as much, and goes on from its own counts when it is
+    shown again: no count ever goes down.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._tokens: Counter[str] = Counter()  # of every key; a key file has an end
-        self._own: dict[str, tuple[int, int]] = {}
+    def __init__(self, most: int = MOST, kept: int = KEPT) -> None:
+        self._most, self._kept = most, kept
+        self._tokens: Counter[str] = Counter()  # of every key that is remembered, shown or not
+        self._own: dict[str, tuple[int, int]] = {}  # what was counted while the key was shown
+        self._shown: set[str] = set()
         self._others = (0, 0)
 
     def count_first(self, key: str, prompt_tokens: int, cached_tokens: int) -> None:
         """A request of this key has its first token."""
-        if not key:
+        if not key or not prompt_tokens:
             return
-        self._tokens[key] += prompt_tokens
         counted = prompt_tokens, min(cached_tokens, prompt_tokens)
-        if self._has_own(key):
+        if self._shows(key, prompt_tokens):
             self._own[key] = _sum(self._own.get(key, (0, 0)), counted)
         else:
             self._others = _sum(self._others, counted)
 
-    def _has_own(self, key: str) -> bool:
-        if key in self._own or len(self._own) < self._most:
-            return True
-        least = min(self._own, key=self._tokens.__getitem__)
-        if self._tokens[key] <= self._tokens[least]:
+    def _shows(self, key: str, prompt_tokens: int) -> bool:
+        if key not in self._tokens and len(self._tokens) >= self._kept:
             return False
-        self._others = _sum(self._others, self._own.pop(least))
+        self._tokens[key] += prompt_tokens
+        if key in self._shown:
+            return True
+        if len(self._shown) >= self._most:
+            least = min(self._shown, key=self._tokens.__getitem__)
+            if 4 * self._tokens[key] < 5 * self._tokens[least]:
+                return False
+            self._shown.remove(least)
+        self._shown.add(key)
         return True
 
     def figures(self) -> Mapping[str, tuple[int, int]]:
         """(prompt tokens, those of them that were found), those who asked the most first, the others last."""
-        own = sorted(self._own.items(), key=lambda one: -self._tokens[one[0]])
+        shown = sorted(self._shown, key=lambda key: (-self._own[key][0], key))
+        own = [(key, self._own[key]) for key in shown]
         return dict([*own, *([(OTHERS, self._others)] if self._others[0] else ())])
 
     def families(self) -> Iterator[MetricFamily]:

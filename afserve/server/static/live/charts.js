@@ -66,7 +66,7 @@ export class Chart {
 
   // What was before: times, and a list for each name.
   before(at, columns) {
-    this.data = [at, ...this.names.map(name => columns[name] ?? Array(at.length).fill(null))];
+    this.data = [at, ...this.names.map(name => Object.hasOwn(columns, name) ? columns[name] : Array(at.length).fill(null))];
     this.draw();
   }
 

@@ -17,23 +17,26 @@ function use(names) {
   chart.use(names.map((label, i) => ({ label, stroke: () => color(LINES[i]), spanGaps: true, points: { show: true, size: 4 } })));
 }
 
-// The ten minutes before the page was opened.
-export function rememberKeys(past) {
-  const names = Object.keys(past.keys).slice(0, LINES.length);
-  if (!names.length) return;
-  use(names);
-  chart.before([...past.at], past.keys);
-}
+let remembered = null, before = {};
+const left = new Map();  // what the keys had that are not shown now
+
+// The ten minutes before the page was opened: drawn with the first status, which says who asked the most.
+export function rememberKeys(past) { remembered = past; }
 
 // `then`: the status of `elapsed` seconds before `at`.
 export function drawKeys({ key_hits }, then, elapsed, at) {
   const all = sorted(key_hits);
   $("key-card").hidden = !all.length;
   if (!all.length) return;
-  const lately = Object.fromEntries(all.map(([name, counts]) => [name, since(counts, then?.key_hits[name] ?? [0, 0])]));
+  for (const [name, counts] of Object.entries(before)) if (!Object.hasOwn(key_hits, name)) left.set(name, counts);
+  before = key_hits;
+  const had = name => then && Object.hasOwn(then.key_hits, name) ? then.key_hits[name] : left.get(name) ?? [0, 0];
+  const lately = Object.fromEntries(all.map(([name, counts]) => [name, since(counts, had(name))]));
   fillRows($("by-key").tBodies[0], all.map(([name, [asked, found]]) =>
     [name, asked.toLocaleString("en"), found.toLocaleString("en"), percent(found / asked), said(lately[name])]));
   use(all.slice(0, LINES.length).map(([name]) => name));
+  if (remembered) chart.before([...remembered.at], remembered.keys);
+  remembered = null;
   if (elapsed) chart.add(at, chart.names.map(name => lately[name]));
 }
 
