@@ -109,8 +109,7 @@ class AttentionNode(Generic[T]):
         self._prompt_tokens += 0 if request.ahead else len(request.prompt_ids)
 
     def in_phase(self, phase: AttentionPhase) -> None:
-        """From the next step on. A decode node's steps have few tokens of prompts: they hold nobody up, and its
-        messages stay small."""
+        """From the next step on. A decode node's steps have few tokens of prompts, and its messages stay small."""
         most = self._config.step_rows(phase)
         decodes = phase is AttentionPhase.DECODE
         self._scheduler.step_tokens = most
@@ -127,8 +126,7 @@ class AttentionNode(Generic[T]):
         self._adopted = placement.epoch
 
     def lose(self, expert: int, why: str) -> None:
-        """Wait for an expert node no more: its rows go to replicas at once, or wait until its experts stand elsewhere.
-        What the link has noticed by itself may be said again; a node that is not known is no error."""
+        """Wait for an expert node no more: its rows go to replicas, or wait for a new place. May be said again."""
         self._link.lose(expert, why)
 
     def dial(self, expert: int, address: str, timeout: float) -> Dialled:
@@ -219,6 +217,10 @@ class AttentionNode(Generic[T]):
         """Whether only other nodes' part of a prompt can let it go on."""
         return self.stalled and not self.under_way and self._scheduler.shares
 
+    def note_line(self, waiting: int) -> None:
+        """So many requests that are not submitted yet wait for room: what nobody waits for gives way to them."""
+        self._scheduler.open.others_wait = waiting > 0
+
     @property
     def rests(self) -> float:
         """Seconds until what nobody waits for may go on, where there is nothing else."""
@@ -233,7 +235,7 @@ class AttentionNode(Generic[T]):
         """Park until a reply or a grammar is there, at most `timeout` seconds, or what a device was told before."""
         start = self._meter.now()
         if fetch := next((t for t in self._tickets if isinstance(t, Fetch)), None):
-            fetch.copied.wait()
+            fetch.wait(timeout)
         elif tickets := [t for t in self._tickets if t is not None and not isinstance(t, Fetch)]:
             self._link.wait(tickets, timeout)
         elif self._guides is not None:

@@ -148,7 +148,7 @@ class MicroBatch(Generic[T]):
                 passes = (self._meter.now() - since) / follower.passes
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
-            if self._drafting is not None:
+            if self._drafting is not None and not step.ahead:
                 seconds = self._meter.now() - began - passes
                 if asked or passes:
                     ran = RanStep(step.tokens, drafted, seconds, mixed=not self.decode_only)

@@ -125,6 +125,9 @@ class ScriptedNode:
     held = under_way = False
     rests = 0.0
 
+    def note_line(self, waiting):
+        self.line = waiting
+
     def __init__(self):
         self.left, self.cancelled, self.waited, self.stalled, self.turn = {}, [], 0, False, 0
 
@@ -244,6 +247,23 @@ def test_what_nobody_waits_for_begins_when_there_is_nothing_else():
     assert kv.looked == [(1, False), (2, False), (4, False)]
     ends = [event.handle for said in gateways.said(Tokens) for event in said.events if event.finish_reason]
     assert ends == [1, 2, 4] and max(stream.waits[1:6]) == 0.0, "it did not sleep over it"
+
+
+def test_the_end_of_an_answer_is_told_before_a_node_rests():
+    """Tokens of short steps are gathered; what is computed ahead keeps the node busy, and it does not step."""
+    clock, node = FakeClock(100.0), QuickNode()
+
+    class Script(ScriptedStream):
+        def receive(self, timeout):
+            if len(self.waits) == 3:
+                node.rests = 0.1
+                assert sum(len(value.events) for value in gateways.said(Tokens)) == 1, "two are gathered"
+            if len(self.waits) == 4:
+                assert sum(len(value.events) for value in gateways.said(Tokens)) == 3
+            return super().receive(timeout)
+
+    stream, gateways = Script([submit(1, max_tokens=6)], [], [], [], [], [Shutdown()]), ScriptedGateways()
+    loop(node, stream, gateways, clock).run()
 
 
 def test_a_node_that_rests_sleeps_until_somebody_comes_or_it_is_over():

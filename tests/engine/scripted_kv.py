@@ -121,6 +121,8 @@ class NoKv(KvMoves):
 
     busy = eager = holding = False
 
+    in_line = 0
+
     def __init__(self):
         pass
 

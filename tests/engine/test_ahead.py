@@ -251,3 +251,20 @@ def test_a_node_rests_before_it_computes_ahead(timed):
     assert one.node.rests == 0.0
     one.run()
     assert len(one.computed) > before and one.node.stats().ahead_tokens == 60 - 16
+
+
+def test_what_is_ahead_gives_way_to_who_waits_for_room(timed):
+    """Such a request is not submitted yet: its beginning is still below the cache."""
+    one = timed("v3")
+    one.node.submit(ahead(1, words(1, 60)))
+    for _ in range(3):
+        one.node.step()
+    assert one.computed and one.node.stats().running == 1
+    one.node.note_line(1)
+    for _ in range(8):
+        one.node.step()
+    assert one.node.stats().running == 0 and 0.0 < one.node.rests < REST, "it stepped back"
+    one.node.note_line(0)
+    assert one.node.rests == 0.0
+    one.run()
+    assert one.node.stats().ahead_tokens >= 59

@@ -23,7 +23,13 @@ from afserve.engine.kv.moving.open import KvPlace, open_tiers
 from afserve.engine.kv.moving.restoring import IN_LINE
 from afserve.engine.kv.tiers import KvTiers, Restored
 from afserve.engine.kv.told import ToldCache
-from afserve.engine.scheduling.request import GenerationRequest, Purpose, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import (
+    AHEAD_PRIORITY,
+    GenerationRequest,
+    Purpose,
+    SamplingParams,
+    TokenEvent,
+)
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
 from afserve.launch.plan.checkup_disk import disk
@@ -51,7 +57,7 @@ class Tiers(KvTiers):
     def __init__(self):
         self.there = [("disk", 10)]
         self.limits, self.most, self.cancelled, self.ended, self.turns = [], [], [], [], []
-        self.room = True
+        self.room = 1000  # blocks
 
     def look(self, names):
         found, left = [], len(names)
@@ -61,7 +67,7 @@ class Tiers(KvTiers):
         return [(tier, count) for tier, count in found if count]
 
     def has_room(self, names, blocks):
-        return self.room
+        return blocks <= self.room
 
     def restore(self, names, limit, most=None, *, awaited=True):
         self.limits.append(limit)
@@ -123,20 +129,19 @@ def test_a_request_waits_for_its_blocks_and_goes_on_with_what_came(scene):
 
 
 def test_where_there_is_no_room_they_stand_in_a_line(scene):
-    """Whoever comes later stands behind; a line has an end, and who goes leaves it."""
-    scene.tiers.room = False
+    """A line has an end, and who goes leaves it."""
+    scene.tiers.room = 0
     for handle in (1, 2, 3, 4):
         assert scene.side.restore(request(handle))
-    assert scene.side.turn() == [] and not scene.tiers.limits and scene.side.busy
+    assert scene.side.turn() == [] and not scene.tiers.limits and scene.side.busy and scene.side.in_line == 4
     scene.side.cancel(2)
     scene.clock.advance(IN_LINE / 2)
-    assert scene.side.restore(request(5))
-    scene.tiers.room = True
-    assert scene.side.restore(request(6)) and not scene.tiers.limits, "nobody passes by"
-    assert scene.side.turn() == [] and len(scene.tiers.limits) == 5
+    assert scene.side.restore(request(5)) and scene.side.in_line == 4
+    scene.tiers.room = 10
+    assert scene.side.turn() == [] and len(scene.tiers.limits) == 4 and scene.side.in_line == 0
     scene.tiers.ends(2, 10, 0.01)
     assert [one.handle for one in scene.side.turn()] == [3]
-    scene.tiers.room = False
+    scene.tiers.room = 0
     assert scene.side.restore(request(7))
     scene.clock.advance(IN_LINE - 0.01)
     assert scene.side.turn() == []
@@ -144,7 +149,23 @@ def test_where_there_is_no_room_they_stand_in_a_line(scene):
     assert [one.handle for one in scene.side.turn()] == [7], "it is computed"
     assert scene.side.restore(request(8))
     scene.tiers.there = []
+    scene.clock.advance(0.02)
     assert [one.handle for one in scene.side.turn()] == [8], "nothing is left to wait for"
+
+
+def test_who_has_room_passes_those_who_have_none_yet(scene):
+    """The most urgent first; what is computed ahead never stands in line."""
+    scene.tiers.room = 5
+    assert scene.side.restore(request(1)) and not scene.tiers.limits
+    assert scene.side.restore(request(2, 5)) and len(scene.tiers.limits) == 1, "it has room at once"
+    assert not scene.side.restore(replace(request(3), priority=AHEAD_PRIORITY)) and scene.side.in_line == 1
+    scene.tiers.room = 3
+    assert scene.side.restore(replace(request(4, 8), priority=1)) and scene.side.restore(request(5, 8))
+    scene.tiers.room = 8
+    scene.clock.advance(0.02)
+    assert scene.side.turn() == [] and scene.side.in_line == 1, "who stands first has no room yet"
+    scene.tiers.ends(2, 8, 0.01)
+    assert [one.handle for one in scene.side.turn()] == [5], "of those that have, the urgent one was first"
 
 
 def test_what_is_not_there_is_computed(scene):

@@ -106,11 +106,12 @@ class AttentionLoop:
             self._obey(command)
         if commands or (not copied and (round_due or self._kv.busy)):
             self._look_after_requests()
+        self._node.note_line(self._kv.in_line)
         if self._later:
             self._begin_ahead()
         self._tell_controller()
-        if self._node.busy and not self._node.rests:
-            self._step()
+        if self._node.busy:
+            self._flush() if self._node.rests else self._step()
 
     @property
     def _round_due(self) -> bool:

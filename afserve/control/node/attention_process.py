@@ -40,7 +40,8 @@ def serve_attention(stream: ControlStream, assigned: values.Assigned, heartbeat:
     nodes = assigned.deployment.count(Role.ATTENTION)
 
     def stats() -> AttentionStats:
-        return replace(node.stats(kv.stats(), kv.tiers()), experts=node.expert_memory())
+        told = node.stats(kv.stats(), kv.tiers())
+        return replace(told, waiting=told.waiting + kv.in_line, experts=node.expert_memory())
 
     drawn = stats if node.trace is None else DrawnCounts(stats, node.trace)
     report = Reporter(heartbeat, stream, drawn, node.take_routed, attention=nodes)

@@ -181,7 +181,7 @@ class BlockPool:
             taken += self._free.take_some(last, count - len(taken))
             last = taken[-1]
         if len(taken) < count:
-            self._let_go()
+            self.forget_late()
             evicted = [self._evict() for _ in range(count - len(taken))]
             self._on_evict(evicted)
             taken += [block for block, _ in evicted]
@@ -231,7 +231,8 @@ class BlockPool:
         there = [blocks for blocks in (self._cached, self._lapsed, self._copies) if blocks]
         return min(there, key=first) if there else self._cached
 
-    def _let_go(self) -> None:
+    def forget_late(self) -> None:
+        """Claims whose time has passed are none."""
         if self.retained:
             self._let_lapse(self.retained.surplus())
         if self.awaited:
@@ -305,7 +306,7 @@ class BlockPool:
                     self._free.add(block)
         for block, released in reversed(self.awaited.keep_chain(reversed(chain))):
             self._keep_idle(block, released)
-        self._let_go()
+        self.forget_late()
         if idle:
             self._on_idle(idle[::-1])
 

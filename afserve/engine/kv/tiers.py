@@ -167,8 +167,13 @@ class KvTiers:
         """Whether so many blocks that are missing of this chain may be brought now, or are to wait: see
         `AwaitedBlocks.room_for`."""
         pool = self._kv.pool
-        here = sum(not pool.is_held(block) for block in pool.match(names))
+        found = pool.match(names)
+        if names[len(found)] in self._coming:
+            return True  # it is brought for another
+        pool.forget_late()
+        here = sum(not pool.is_held(block) for block in found)
         coming = sum(len(job.here) + len(job.names) for job in self._jobs.values() if job.awaited)
+        coming += sum(len(job.here) + len(job.came) for job in self._ready if job.awaited)
         return pool.awaited.room_for(here + blocks, coming, pool.available)
 
     def restore(

@@ -8,6 +8,7 @@ from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.turns import Group
 
 AHEAD_TOKENS = 32  # in a step: whoever comes waits for no more than one layer of it
+_LOOK = 0.005  # seconds, while others wait
 REST = 0.1  # seconds without anybody who waits, before anything is computed ahead: requests come together
 
 
@@ -18,6 +19,7 @@ class OpenRequests(dict[int, Sequence]):
         super().__init__()
         self._block_size, self._ahead = block_size, 0
         self._rest_until = -inf
+        self.others_wait = False  # somebody who is not open yet waits for room
 
     def add(self, sequence: Sequence) -> None:
         self[sequence.request.handle] = sequence
@@ -33,16 +35,18 @@ class OpenRequests(dict[int, Sequence]):
 
     def rests(self, now: float) -> float:
         """Seconds until what is ahead may go on, where there is nothing else."""
-        return max(0.0, self._rest_until - now) if 0 < self._ahead == len(self) else 0.0
+        if not 0 < self._ahead == len(self):
+            return 0.0
+        return max(self._rest_until - now, _LOOK if self.others_wait else 0.0)
 
     def holds_ahead(self, now: float) -> bool:
         """Whether nothing of what is ahead may begin."""
-        return len(self) > self._ahead or now < self._rest_until
+        return len(self) > self._ahead or self.others_wait or now < self._rest_until
 
     @property
     def gives_way(self) -> bool:
         """Whether there is something ahead, and something else that it would hold up."""
-        return 0 < self._ahead < len(self)
+        return self._ahead > 0 and (self._ahead < len(self) or self.others_wait)
 
     @property
     def queued_tokens(self) -> int:

@@ -1,6 +1,7 @@
 """Numbers of a step on their way from a device: it copies them into pinned memory by itself, and whoever wants them
 goes on with other work until they are there. What computes nothing later has them at once."""
 
+import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels.devices.device import Device, Event
 
+_LOOK = 50e-6  # seconds between two looks at a copy
 T = TypeVar("T")
 Reads = Generator[Tensor, list[int], T]
 """Yields whole numbers that lie on the device, and is sent them as the host's; returns what they were read for."""
@@ -20,6 +22,12 @@ class Fetch:
     """A copy under way; it is `copied` when the device has come there."""
 
     copied: Event
+
+    def wait(self, timeout: float) -> None:
+        """So many seconds at most: a device tells by its event alone that it is done."""
+        until = time.monotonic() + timeout
+        while not self.copied.done() and time.monotonic() < until:
+            time.sleep(_LOOK)
 
 
 class HostReader:

@@ -269,6 +269,11 @@ class KvMoves:
             oldest_lease=moved.oldest,
         )
 
+    @property
+    def in_line(self) -> int:
+        """Requests that wait for room in the cache."""
+        return self._restores.in_line
+
     def tiers(self) -> TierStats:
         return self._restores.stats()
 

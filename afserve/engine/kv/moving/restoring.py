@@ -2,8 +2,8 @@
 
 So much of it is read as is predicted to come sooner than the tokens can be computed again, by rates measured here for
 each tier, and for no longer than that would take. Where the cache is full of what others wait for or compute, they
-stand in a line: what were read now would be gone before its turn. It knows neither memory nor files, and no other
-nodes.
+stand in a line: what were read now would be gone before its turn. Who has room passes those who have none yet, and what
+is computed ahead never stands there. It knows neither memory nor files, and no other nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ _START_SECONDS = 0.001  # of a restoration, whatever its size
 _WEIGHT = 0.3  # of the newest one in the measured rate
 _AGAIN = 1.5  # a tier that was too slow is tried again: with each refusal it is thought faster by so much
 IN_LINE = 30.0  # seconds, then it is computed
+_LOOK = 0.01  # seconds between two looks at the line, where nothing has come meanwhile
 _NAMES = {HOST: "host memory", DISK: "the disk"}
 Places = Sequence[tuple[str, int]]  # how many blocks, from the first on, are in which tier
 
@@ -55,10 +56,16 @@ class Restores:
         self._tell, self._most = tell, most
         self._jobs = Jobs[Restore](tiers.cancel if tiers is not None else lambda number: None)
         self._rates: dict[str, float] = {}  # bytes per second of the restorations so far, by tier
+        self._looked = clock.now()  # at the line
 
     @property
     def busy(self) -> bool:
         return self._tiers is not None and (self._tiers.busy or bool(self._jobs.queue))
+
+    @property
+    def in_line(self) -> int:
+        """Requests that wait for room in the cache."""
+        return len(self._jobs.queue)
 
     def restore(self, request: GenerationRequest, source: KvSource | None = None) -> bool:
         """Whether the request waits for its beginning; `turn` returns it. Then `source` is to compute the rest."""
@@ -75,7 +82,9 @@ class Restores:
         if not blocks:
             return False
         job = Restore(request, self._clock.now(), IN_LINE, source, names)
-        if self._jobs.queue or not self._tiers.has_room(names, blocks):
+        if not self._tiers.has_room(names, blocks):
+            if request.ahead:
+                return False
             self._jobs.queue.append(job)
             return True
         return self._begin(self._tiers, job, blocks)
@@ -88,12 +97,13 @@ class Restores:
         return number is not None
 
     def _move_line(self, tiers: KvTiers) -> list[Restore]:
-        """Begin with those that have room now; those that have waited too long, or for nothing."""
+        """Begin with those that have room now, the most urgent first; those that have waited too long, or for
+        nothing."""
         over = self._jobs.take_late(self._clock.now())
-        for job in list(self._jobs.queue):
+        for job in sorted(self._jobs.queue, key=lambda job: job.request.priority):
             blocks = self._worth(tiers.look(job.names))
             if blocks and not tiers.has_room(job.names, blocks):
-                break
+                continue
             if not self._begin(tiers, job, blocks):
                 self._jobs.queue.remove(job)
                 over.append(job)
@@ -156,7 +166,10 @@ class Restores:
             for number, job in enumerate(jobs):
                 if not (number and again and self.restore(job.request, job.source)):
                     over.append(job)
-        return over + self._move_line(self._tiers) if self._jobs.queue else over
+        if self._jobs.queue and (ended or self._clock.now() - self._looked >= _LOOK):
+            self._looked = self._clock.now()
+            over += self._move_line(self._tiers)
+        return over
 
     def _note(self, request: GenerationRequest, restored: Restored) -> None:
         received, asked = sum(restored.received.values()), sum(restored.asked.values())
