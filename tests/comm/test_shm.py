@@ -13,6 +13,7 @@ from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, RendezvousError
 from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.open_files import mapped_memory, open_files
 
 BOX = Box(0, 0, 0)
 
@@ -198,13 +199,7 @@ def test_unknown_and_mixed_transports_are_refused():
 
 
 def test_nothing_is_left_behind():
-    def state():
-        own = {
-            line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
-        }
-        return len(os.listdir("/proc/self/fd")), own, set(os.listdir("/dev/shm"))
-
-    before = state()
+    files, mapped, names = open_files(), mapped_memory(), set(os.listdir("/dev/shm"))
     for _ in range(3):
         end, address = connect.listen("shm", expert=0, attention_nodes=1, layout=LAYOUT)
         front_end = connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
@@ -213,8 +208,8 @@ def test_nothing_is_left_behind():
         front_end.close()
         end.close()
     del end, front_end
-    now, until = state(), time.monotonic() + 30
-    assert now[:2] == before[:2]
-    while left := set(os.listdir("/dev/shm")) & (now[2] - before[2]):  # others' names there go again
+    assert not open_files() - files and not mapped_memory() - mapped
+    new, until = set(os.listdir("/dev/shm")) - names, time.monotonic() + 30
+    while left := set(os.listdir("/dev/shm")) & new:  # others' names there go again
         assert time.monotonic() < until, left
         time.sleep(0.01)

@@ -1,6 +1,5 @@
 """Plain TCP between processes and hosts: who is gone or disagrees is named; any bytes from the wire are survived."""
 
-import gc
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from afserve.comm.transports.handshake import ask
 from afserve.errors import PeerLost, RendezvousError
 from tests.comm.begun import FORKED
 from tests.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.open_files import open_files
 
 BOX = Box(0, 0, 0)
 
@@ -146,15 +146,14 @@ def test_only_the_given_address_listens_and_nothing_is_left():
     def listening():
         return {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
-    gc.collect()  # or what earlier tests left is gone in the middle of this one
-    before, files, threads = listening(), len(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    files, before, threads = open_files(), listening(), set(threading.enumerate())
     end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
     other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
     round_trip(other, end)
     assert [found.ip for found in listening() - before] == ["127.0.0.2"]
     other.close()
     end.close()
-    assert listening() <= before and len(os.listdir("/proc/self/fd")) <= files
+    assert listening() <= before and not open_files() - files
     assert set(threading.enumerate()) <= threads
 
 

@@ -132,12 +132,11 @@ def test_the_page_shows_where_kv_was_found(browser, tmp_path):
         sync_api.expect(rows.nth(1).locator("td").nth(0)).to_have_text(re.compile(r"^[1-9]"), timeout=SECONDS)
         assert page.locator("#by-key tbody th").all_text_contents() == ["alice", "bob"]
         sync_api.expect(rows.nth(0).locator("td").nth(2)).to_have_text(re.compile(r"^[1-9][\d.]* %$"))
-        page.wait_for_timeout(3000)  # a few frames
         for chart, names in (("#hits", ["cache", "disk"]), ("#shares", ["alice", "bob"])):
             drawn = page.locator(f"{chart} canvas")
+            for name in names:
+                sync_api.expect(drawn).to_have_attribute("aria-label", re.compile(name), timeout=SECONDS)
             assert page.locator(f"{chart} .values").count() == 1
-            said = drawn.get_attribute("aria-label") or ""
-            assert all(name in said for name in names), said
         moved = page.locator("#found tbody tr", has_text="other nodes").locator("td").nth(3)
         sync_api.expect(moved).to_have_text(re.compile(r"^\d+\.\d MB$"))
         sync_api.expect(page.locator("#handed")).to_contain_text(re.compile(r"handed over: [1-9]"))

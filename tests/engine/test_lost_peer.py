@@ -200,8 +200,11 @@ def play(seed, tokens, tiny_checkpoint, expected, name=""):
     return world
 
 
+DAY = (0, 1, 2, 5, 6, 9, 10, 12, 13, 15)  # each number of micro-batches, with and without replicas
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", DAY)
 def test_nobody_notices(seed, tiny_checkpoint, expected):
     assert play(seed, 16, tiny_checkpoint, expected).losses
 
@@ -213,7 +216,7 @@ def test_nobody_notices_while_sums_are_late(seed, tiny_checkpoint, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_nobody_notices_while_a_layer_drafts(seed):
     """Its rows are on their way between the tokens of a step and the next one; then nodes are lost, too."""
     source = ModelSource("configs/nano", "nano", dtype="float32")
@@ -229,7 +232,7 @@ def test_nobody_notices_while_a_layer_drafts(seed):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(10, 660))
+@pytest.mark.parametrize("seed", [seed for seed in range(660) if seed not in DAY])
 def test_nobody_notices_long(seed, tiny_checkpoint, expected):
     world = play(seed, NEW, tiny_checkpoint, expected)
     assert world.losses and world.successors

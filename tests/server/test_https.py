@@ -48,12 +48,11 @@ def test_answers_and_streams(secured, folder):
 
 def test_a_client_that_says_nothing_is_closed(run_server, make_backend, folder):
     path = str(folder / "node.pem")
-    with run_server(make_backend(), certfile=path, keyfile=path, head_deadline=1.0) as server:
+    with run_server(make_backend(), certfile=path, keyfile=path, head_deadline=5.0) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=40) as silent:
             assert silent.recv(1) == b""
-        assert (
-            httpx.get(f"https://localhost:{server.port}/health", verify=trusting(folder)).status_code == 200
-        )
+        url = f"https://localhost:{server.port}/health"
+        assert httpx.get(url, verify=trusting(folder), timeout=SECONDS).status_code == 200
 
 
 def test_a_handshake_takes_a_place(run_server, make_backend, folder):
