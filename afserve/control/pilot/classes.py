@@ -4,7 +4,7 @@ All requests decode in the same steps, so that the shortest time between tokens 
 wait by turn: a class waits for those ahead of it and for its own.
 """
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +13,7 @@ from afserve.control.pilot.sizes import FirstTokenTarget, TargetTimes
 from afserve.control.wire.load_values import ClassCounts
 
 _NEVER = float("inf")
+_DUST = 1e-6  # of all requests: what sums of parts of requests are wrong by
 _JUDGED = 10  # requests of a class, of fewer of which a late one says little
 
 
@@ -52,7 +53,7 @@ class ClassMix:
     def __init__(self, aims: Sequence[ClassAim], hold: float) -> None:
         self._aims, self._hold = tuple(aims), hold
         self._noted: deque[tuple[float, float, Mapping[str, ClassCounts]]] = deque()
-        self._came: Counter[str] = Counter()
+        self._came: defaultdict[str, float] = defaultdict(float)
         self._all = 0.0
         self.in_time: dict[
             str, float
@@ -75,11 +76,12 @@ class ClassMix:
 
     def wanted(self, own: TargetTimes) -> TargetTimes:
         """What pools have to keep now, `own` being the server's times."""
-        parts = [(float(self._came[aim.name]), aim) for aim in self._aims if self._came[aim.name] > 0]
+        least = _DUST * self._all
+        parts = [(self._came[aim.name], aim) for aim in self._aims if self._came[aim.name] > least]
         if not parts or self._all <= 0:
             return own
         of_none = self._all - sum(came for came, _ in parts)
-        if of_none > 0:
+        if of_none > least:
             parts.append((of_none, ClassAim("")))
         return wanted_of(own, parts)
 

@@ -11,6 +11,7 @@ from afserve.control.pilot.observed import Observed, PoolLoad, SeenWindow
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy
 from afserve.control.pilot.queue import QueueWait
+from afserve.control.pilot.replay.counts import Packet, PacketCounts
 from afserve.control.pilot.sizes import Demand, FirstTokenTarget, PoolSizes, TargetTimes
 from afserve.control.wire.load_values import ClassCounts
 from tests.control.pilot.world import LIMITS, Told
@@ -43,6 +44,21 @@ def test_those_that_come_count_each_behind_the_turns_before_it():
         FirstTokenTarget(1.0, 0.2, 0.5),  # those of no class, by the server's time
         FirstTokenTarget(60.0, 0.5, 1.0),
     )
+
+
+def test_no_class_of_none_comes_of_requests_in_part():
+    """A replay's packets stand for 2.5 requests each, or for a third of one; all of them are of a class."""
+    server = TargetTimes(1.0, 0.05)
+    for weight in (2.5, 1 / 3):
+        counts, mix, seen = PacketCounts(server, (CHAT, BULK)), ClassMix((CHAT, BULK), 60), None
+        for look in range(1, 40):
+            for number in range(3 + look % 4):
+                counts.note_came(Packet(10.0 * look, 100, 10, weight, number % 2))
+            now = Observed(10.0 * look, SIZES, counts.load(), classes=counts.of_classes())
+            if seen is not None:
+                mix.note_window(now.at, now.since(seen))
+                assert [one.ttft for one in mix.wanted(server).classes] == [CHAT.ttft, BULK.ttft]
+            seen = now
 
 
 def test_a_class_that_comes_no_more_is_forgotten_after_a_while():

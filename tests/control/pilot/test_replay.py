@@ -113,6 +113,21 @@ def test_clumped_arrivals_have_the_rate_and_the_variation_that_they_say():
     assert len(spans) >= 2 and min(inside) > 8
 
 
+@pytest.mark.parametrize("peak", [6, 80])
+def test_counts_of_clumped_arrivals_vary_as_much_where_requests_travel_together(peak):
+    """Of a renewal process the variance of counts over their mean is the square of the variation between arrivals."""
+    day = MadeDay(peak=peak, trough=1.0, unevenness=0.0, hours=3, seed=1, clumping=2.0)
+    packets = made_day(day, PROMPTS, ANSWERS)
+    counts = 20 * np.array(rates(packets, 20)[: 3 * 180])
+    assert counts.mean() == pytest.approx(20 * peak, rel=0.03)
+    assert counts.var() / counts.mean() == pytest.approx(4.0, rel=0.2)
+
+
+def test_bursts_that_overlap_double_the_rate_once():
+    day = MadeDay(peak=8, trough=1.0, unevenness=0.0, bursts=2000, hours=3, seed=1)
+    assert max(rates(made_day(day, PROMPTS, ANSWERS), 600)) == pytest.approx(16, rel=0.05)
+
+
 CHAT, BULK = ClassAim("chat", -10, ttft=1.0), ClassAim("bulk", 10, ttft=60.0)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.observed import PoolLoad
@@ -91,12 +92,12 @@ class PacketCounts:
             kind.met += one.weight
 
     def of_classes(self) -> dict[str, ClassCounts]:
-        """As gateways say them: by name, in whole requests."""
+        """By name, as gateways say them, but for parts of requests, which only a replay has."""
         found = {}
         for aim, kind in zip(self.classes, self.kinds, strict=True):
-            sums = (kind.came, kind.first, kind.first_late, kind.rest, kind.rest_late)
+            sums: Any = (kind.came, kind.first, kind.first_late, kind.rest, kind.rest_late)
             if aim.name:
-                found[aim.name] = ClassCounts(*map(round, sums))
+                found[aim.name] = ClassCounts(*sums)
         return found
 
     def load(self) -> PoolLoad:

@@ -2,10 +2,12 @@
 
 A made day: the rate follows a cosine with its lowest point at four in the morning (`trough` of the highest), times a
 random part of each five minutes, which is drawn from a Gamma distribution of mean 1 (`unevenness` is its coefficient of
-variation) and half of which is kept from one to the next; `bursts` a day multiply it by two for 2 to 8 minutes.
+variation) and half of which is kept from one to the next; `bursts` a day double it for 2 to 8 minutes, once
+where they overlap.
 Arrivals within a second are Poisson's. With `clumping` the times between arrivals are drawn from a Gamma distribution
 instead, of which it is the coefficient of variation, as BurstGPT (arXiv:2401.17644) models bursts; they are stretched
-so that the rate is the same. Lengths are those of the trace, in its order, again and again.
+so that the rate is the same. More than eight requests a second travel several to a packet. Packets come the more evenly
+then, so that counts over many packets vary as they would of single requests; what happens within a packet is not seen. Lengths are those of the trace, in its order, again and again.
 """
 
 import math
@@ -46,7 +48,10 @@ def made_day(day: MadeDay, prompts: Sequence[float], answers: Sequence[float]) -
     rng = np.random.default_rng(day.seed)
     rates = _rates(day, rng)
     weight = max(1.0, day.peak / _PACKETS)
-    times = _clumped(rates / weight, day.clumping, rng) if day.clumping else _poisson(rates, weight, rng)
+    if day.clumping:
+        times = _clumped(rates / weight, day.clumping / math.sqrt(weight), rng)
+    else:
+        times = _poisson(rates, weight, rng)
     return [
         Packet(at, int(prompts[number % len(prompts)]), int(answers[number % len(prompts)]), weight)
         for number, at in enumerate(times)
@@ -86,8 +91,10 @@ def _rates(day: MadeDay, rng: np.random.Generator) -> Rates:
     rates = day.peak * (day.trough + (1 - day.trough) * wave)
     drawn = _uneven(day.unevenness, day._slots, rng)
     rates *= np.interp(seconds / _SLOT, np.arange(day._slots), drawn)
+    doubled = np.zeros(len(rates), dtype=bool)
     for begin, end in _bursts(day, rng):
-        rates[int(begin) : int(end)] *= 2.0
+        doubled[int(begin) : int(end)] = True
+    rates[doubled] *= 2.0
     return rates
 
 
