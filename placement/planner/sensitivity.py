@@ -77,6 +77,8 @@ def _conclusion(question: Question, found: RankedPlans, chance: float) -> str:
     than = _than(question, afd, colocated, gain)
     if abs(chance - 0.5) < CLOSE:
         return f"Undecided: {than}, which is within what is not known of both."
+    if abs(gain) < _SAME:
+        return f"Undecided: {than}."
     if (chance > 0.5) != (gain > 0):
         side = "Disaggregate" if chance > 0.5 else "Do not disaggregate"
         return f"{side}, although {than}: other engines outweigh it."

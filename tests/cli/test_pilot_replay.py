@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from afserve.cli.main import run
-from afserve.cli.pilot.outcome import beside_bursts
+from afserve.cli.pilot.outcome import beside_bursts, replay_text
 from afserve.control.pilot.replay.run import PlayedDay
 from afserve.control.pilot.sizes import PoolSizes
 
@@ -47,6 +48,8 @@ def test_a_made_day_with_bursts_and_classes(capsys: pytest.CaptureFixture[str], 
         ("--shares chat=1", "--shares: does nothing without --classes"),
         ("--classes {} --shares chat=0.8", "--shares: add up to 0.8, not to 1"),
         ("--classes {} --shares chat=0.8,night=0.2", "--shares: 'night' is none of chat, bulk"),
+        ("--classes {} --shares chat=0.3,chat=0.5,bulk=0.5", "--shares: 'chat' has more than one share"),
+        ("--seed 3", "--seed: does nothing without --day HOURS or --classes FILE"),
         ("--classes {} --shares chat=much", "is not NAME=SHARE with a share from 0 to 1"),
     ],
 )
@@ -55,6 +58,27 @@ def test_mistakes_name_the_flag(
 ) -> None:
     assert run(line(tmp_path, more.format(tmp_path / "classes.toml"))) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_trace_that_comes_all_at_once_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = line(tmp_path, "")
+    (tmp_path / "trace.csv").write_text(f"{HEAD}\n" + 3 * "2023-11-16 18:15:00.0000000,300,40\n")
+    assert run(asked) == 2
+    assert "nothing arrives, or all at once" in capsys.readouterr().err
+    assert run(line(tmp_path, "--day 0.1 --peak 0.001")) == 2, "nobody comes on that day"
+    assert "nothing arrives, or all at once" in capsys.readouterr().err
+
+
+def test_where_bursts_leave_no_time_beside_them_nothing_is_said_of_it() -> None:
+    row = {"attainment": 1.0, "device_hours": 1.0, "changes": 0, "most_devices": 3}
+    ratios = ("attainment_of_oracle", "hours_of_oracle", "hours_of_fixed", "changes_in_10_minutes")
+    values: dict[str, Any] = dict.fromkeys(("pilot", "oracle", "fixed", "replicas"), row)
+    values |= dict.fromkeys(ratios, 1.0) | dict.fromkeys(("model", "pool", "ttft", "tpot"), "x")
+    values |= {"requests": 3, "hours": 1.0, "intervals": {"compared": 0, "held": 0}, "burst_count": 2}
+    assert replay_text(values | {"changes_beside_bursts_in_10_minutes": None}).endswith("\n2 bursts")
+    assert "2 bursts; 0.5 changes" in replay_text(values | {"changes_beside_bursts_in_10_minutes": 0.5})
 
 
 def test_changes_of_bursts_are_counted_apart() -> None:

@@ -156,6 +156,16 @@ def test_a_verdict_within_the_error_of_both_is_undecided() -> None:
     assert verdict(asked, answer(asked)).startswith("Undecided: AFD has ")
 
 
+@pytest.mark.parametrize("chance", [0.3, 0.5, 0.8])
+def test_a_tie_is_undecided_whatever_other_engines_say(
+    monkeypatch: pytest.MonkeyPatch, chance: float
+) -> None:
+    asked = question_of(SMALL)
+    found = answer(asked)
+    monkeypatch.setattr("afserve.placement.planner.sensitivity.merit", lambda question, plan: 1.0)
+    assert verdict(asked, found, chance).startswith("Undecided: AFD and colocated have the same tokens per ")
+
+
 def test_without_a_batch_a_change_is_none() -> None:
     asked = question_of("--model qwen3-30b-a3b --pool h20=4 --tpot 30ms")
     best = answer(asked).plans[0]

@@ -87,7 +87,8 @@ def replay_text(values: dict[str, Any]) -> str:
     )
     if "burst_count" in values:
         beside = values["changes_beside_bursts_in_10_minutes"]
-        lines.append(f"{values['burst_count']} bursts; {beside} changes in ten minutes beside them")
+        apart = "" if beside is None else f"; {beside} changes in ten minutes beside them"
+        lines.append(f"{values['burst_count']} bursts{apart}")
     for name, one in values.get("classes", {}).items():
         inside = ", ".join(f"{who} {one[who]:.2%}" for who in _SIZERS)
         lines.append(f"class {name}, {one['share']:.0%} of the requests, in time: {inside}")

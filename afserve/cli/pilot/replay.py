@@ -106,18 +106,20 @@ def replay(asked: ReplayFlags, day: DayFlags, classes: ClassFlags, as_json: bool
     \b
     afserve pilot replay --trace trace.csv --pool h200=64 --day 24 --ttft 2s --tpot 50ms
     """
-    _check_day(day)
+    _check_day(day, classes)
     values = played(asked, day, classes)
     click.echo(json.dumps(values, indent=2) if as_json else replay_text(values))
 
 
-def _check_day(day: DayFlags) -> None:
-    """Raises ConfigError for what says something of no day."""
+def _check_day(day: DayFlags, classes: ClassFlags) -> None:
+    """Raises ConfigError for what says something of no day. Classes are drawn by the seed too."""
     context = click.get_current_context()
     for field in fields(DayFlags):
         typed = context.get_parameter_source(field.name) is click.core.ParameterSource.COMMANDLINE
-        if day.day is None and typed and field.name != "seed":
-            raise ConfigError(f"--{field.name}: does nothing without --day HOURS", param=field.name)
+        drawn = field.name == "seed"
+        if day.day is None and typed and not (drawn and classes.classes is not None):
+            needed = "--day HOURS or --classes FILE" if drawn else "--day HOURS"
+            raise ConfigError(f"--{field.name}: does nothing without {needed}", param=field.name)
     if (
         day.day is not None
         and context.get_parameter_source("times") is click.core.ParameterSource.COMMANDLINE

@@ -61,7 +61,10 @@ def class_shares(flags: ClassFlags) -> ClassShares:
     aims = tuple(one.aim for one in read_classes(flags.classes).all)
     if flags.shares is None:
         return ClassShares(aims, (1 / len(aims),) * len(aims))
-    said = dict(map(_share, flags.shares.split(",")))
+    pairs = [_share(one) for one in flags.shares.split(",")]
+    said = dict(pairs)
+    if twice := [name for name in said if sum(name == other for other, _ in pairs) > 1]:
+        raise ConfigError(f"--shares: {shown(twice[0])} has more than one share", param="shares")
     names = [one.name for one in aims]
     if unknown := [name for name in said if name not in names]:
         raise ConfigError(

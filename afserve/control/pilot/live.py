@@ -26,7 +26,8 @@ class LiveView:
             if isinstance(member.stats, AttentionStats | ExpertStats):
                 self._busy[member.id] = self._pool(member.node), member.stats.busy_seconds
             if isinstance(member.stats, AttentionStats) and member.serving:
-                running += member.stats.running
+                if self._pool(member.node) == _DECODE:  # others read prompts still
+                    running += member.stats.running
                 queued += member.stats.queued_tokens
         busy = [0.0, 0.0, 0.0]
         for pool, seconds in self._busy.values():

@@ -1,12 +1,15 @@
 """A pilot beside a deployment: what it sees there, what it asks for, and that no fault of it goes further."""
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from afserve.cli.status import pilot_lines
 from afserve.clock import FakeClock
 from afserve.control.pilot.advice import Advice, Effect
+from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import PilotLoop
 from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import Observed, PoolLoad
@@ -18,7 +21,9 @@ from afserve.control.wire.change_values import Change, Changed, ScaleTo
 from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts, added
 from afserve.control.wire.view_values import ClusterView
 from afserve.control.wire.views import decode_view, encode_view
+from afserve.engine.stats import AttentionStats
 from afserve.errors import DoesNotFitError
+from afserve.member import AttentionPhase, NodeId, Role
 from afserve.server.metrics.nodes import piloted
 from tests.control.pilot.world import LIMITS, WANTED, Told
 
@@ -120,6 +125,27 @@ def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
         "afserve_pilot_rate_soon",
     }
     assert list(piloted(None)) == []
+
+
+def test_those_that_read_prompts_do_not_run_yet():
+    state: Any = SimpleNamespace(
+        phase_of=[AttentionPhase.PREFILL, AttentionPhase.DECODE, None].__getitem__,
+        serving=lambda role: [],
+        leaving=(),
+        settled=False,
+    )
+    members: list[Any] = [
+        SimpleNamespace(
+            id=index,
+            node=NodeId(Role.ATTENTION, index),
+            stats=AttentionStats(running=5 * 10**index, queued_tokens=7),
+            serving=True,
+        )
+        for index in range(3)
+    ]
+    seen = LiveView(state).observe(1.0, members, [])
+    assert seen.running == 50 + 500, "a node that does both decodes"
+    assert seen.queued_tokens == 21
 
 
 def test_loads_of_gateways_add_up():

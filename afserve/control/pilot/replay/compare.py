@@ -47,7 +47,9 @@ def compare(
     world: World, packets: Sequence[Packet], limits: Limits, rules: PilotRules, replica_start: float
 ) -> Comparison:
     """Whoever is compared begins with sizes for the first ten minutes; all but the pilot know which classes come.
-    Raises ValueError for no arrivals."""
+    Raises ValueError where nothing arrives, or all at once."""
+    if not packets or packets[-1].at <= 0:
+        raise ValueError("nothing arrives, or all at once")
     planner = Planner(TabledModel(world.stages), _known_wanted(world, packets), limits)
     begun = demand_of([one for one in packets if one.at <= _BEGINNING], min(_BEGINNING, packets[-1].at))
     if begun is None:

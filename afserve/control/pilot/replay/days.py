@@ -2,12 +2,12 @@
 
 A made day: the rate follows a cosine with its lowest point at four in the morning (`trough` of the highest), times a
 random part of each five minutes, which is drawn from a Gamma distribution of mean 1 (`unevenness` is its coefficient of
-variation) and half of which is kept from one to the next; `bursts` a day double it for 2 to 8 minutes, once
-where they overlap.
-Arrivals within a second are Poisson's. With `clumping` the times between arrivals are drawn from a Gamma distribution
-instead, of which it is the coefficient of variation, as BurstGPT (arXiv:2401.17644) models bursts; they are stretched
-so that the rate is the same. More than eight requests a second travel several to a packet. Packets come the more evenly
-then, so that counts over many packets vary as they would of single requests; what happens within a packet is not seen. Lengths are those of the trace, in its order, again and again.
+variation) and half of which is kept from one to the next; `bursts` a day double it for 2 to 8 minutes, once where they
+overlap. Arrivals within a second are Poisson's. With `clumping` the times between arrivals are drawn from a Gamma
+distribution instead, of which it is the coefficient of variation, as BurstGPT (arXiv:2401.17644) models bursts; they
+are stretched so that the rate is the same. Of more than eight requests a second several travel in a packet. Packets
+come the more evenly then, so that counts over many of them vary as those of single requests would; those of one packet
+still come at once. Lengths are those of the trace, in its order, again and again.
 """
 
 import math
