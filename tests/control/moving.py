@@ -49,6 +49,10 @@ class Engine:
     """As `AttentionNode`: a token or two for some requests per step; a cancelled one may still say so later."""
 
     held = False
+    rests = 0.0
+
+    def note_line(self, waiting: int) -> None:
+        pass
 
     def __init__(self, dice: random.Random) -> None:
         self.dice, self.stalled, self.settled = dice, False, True

@@ -183,7 +183,7 @@ def test_the_node_that_decodes_is_lost_in_mid_draft(tiny_checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, 4])
 def test_expert_nodes_are_lost_in_mid_draft(seed, tiny_checkpoint, expected):
     folder = tiny_checkpoint("qwen3")
     source = ModelSource(str(folder), "q")

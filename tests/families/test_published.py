@@ -187,7 +187,7 @@ def test_the_supported_families_are_listed():
             "qwen3-next-80b-a3b",
             "linear_conv_kernel_dim",
             1,
-            r"convolution of 1 tokens \(linear_conv_kernel_dim\)",
+            r"convolution of 1 tokens \(linear_conv_kernel_dim, ",
         ),
         ("qwen3.5-397b-a17b", "attn_output_gate", False, "attn_output_gate: False is not true"),
         (
