@@ -6,7 +6,7 @@ sockets: requests come in as values, tokens go out as events.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Generic
 
 import torch
@@ -162,7 +162,9 @@ class AttentionNode(Generic[T]):
 
     def step(self) -> list[TokenEvent]:
         """Advance every micro-batch that can go on, once; the new tokens. Empty when all are waiting."""
-        with nullcontext() if torch.is_inference_mode_enabled() else self.stepping():
+        if torch.is_inference_mode_enabled():
+            return self._advance()
+        with self.stepping():
             return self._advance()
 
     @staticmethod
@@ -173,17 +175,18 @@ class AttentionNode(Generic[T]):
     def _advance(self) -> list[TokenEvent]:
         self.stalled = True
         for index in filter(self._can_go_on, range(len(self._loops))):
-            before, start = self._micro_batches[index].steps, self._meter.now()
+            mine = self._micro_batches[index]
+            before, start = mine.steps, self._meter.now()
             self._tickets[index] = next(self._loops[index])
             self._meter.ran(index, start)
-            done = self._micro_batches[index].steps > before
-            advanced = done or self._tickets[index] is not None or self._micro_batches[index].paused
-            if done and self._drafting is not None and (ran := self._micro_batches[index].ran) is not None:
+            done = mine.steps > before
+            advanced = done or self._tickets[index] is not None or mine.paused
+            if done and self._drafting is not None and (ran := mine.ran) is not None:
                 pool = ran.rows * self._link.called.take_others(index)
                 ran = ran._replace(pool=pool, touched=self._load.touched(index))
                 self._drafting.note_step(ran, self._meter.now)
             if done and self._pace is not None:
-                self._repace(self._pace, self._micro_batches[index])
+                self._repace(self._pace, mine)
             self.stalled = self.stalled and not advanced
         return self._take_events()
 
@@ -243,19 +246,15 @@ class AttentionNode(Generic[T]):
         if self.under_way:
             self._meter.slept(start)
 
-    def stats(
-        self,
-        moved: KvStats = KvStats(),  # noqa: B008  a frozen value
-        tiers: TierStats = TierStats(),  # noqa: B008
-    ) -> AttentionStats:
+    def stats(self, moved: KvStats | None = None, tiers: TierStats | None = None) -> AttentionStats:
         """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
         exchanged with other nodes, `tiers` what is in host memory and on the disk."""
         return counted(
             self._scheduler,
             self._meter,
             self._link.recovery(),
-            moved,
-            tiers,
+            moved or KvStats(),
+            tiers or TierStats(),
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),

@@ -36,7 +36,8 @@ class StackRunner(Generic[T]):
         fits a call."""
         self._parts, self._predictor, self._layers = parts, predictor, layers
         self._chain = None if predictor is None else layers.model.chain(predictor)
-        self.seen_rows = layers.seen_rows
+        self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
+        self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
 
     def chain(self) -> DraftChain | None:
         return self._chain if self._layers.meter.trace is None else None
@@ -55,15 +56,6 @@ class StackRunner(Generic[T]):
             layers.load.predicted(expert_TK, decodes)
         layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)
         return x_TH
-
-    def settle_step(self, step: StepInput) -> StepRun[T] | None:
-        return self._layers.settle_step(step)
-
-    def worst_mark(self) -> Tensor | None:
-        return self._layers.worst_mark()
-
-    def take_failures(self, worst: int | None = None) -> dict[int, str]:
-        return self._layers.take_failures(worst)
 
     def _run_stack(self, step: StepInput) -> StepRun[T]:
         layers = self._layers
@@ -86,7 +78,9 @@ class ExchangeRunner(Generic[T]):
 
     def __init__(self, stack: Stack, link: ExchangingLink[T], layers: LayerRunner[T]) -> None:
         self._stack, self._link, self._layers = stack, link, layers
-        self.seen_rows = layers.seen_rows
+        self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
+        self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
+        self.run_predictor = layers.run_predictor
         self._moe_layers = sum(layer.moe_number is not None for layer in layers.model.layers)
 
     def run_step(self, step: StepInput) -> StepRun[T]:
@@ -98,18 +92,6 @@ class ExchangeRunner(Generic[T]):
 
     def chain(self) -> None:
         """Between its passes rows are at expert nodes."""
-
-    def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
-        return self._layers.run_predictor(x_TH, paged, decodes)
-
-    def settle_step(self, step: StepInput) -> StepRun[T] | None:
-        return self._layers.settle_step(step)
-
-    def worst_mark(self) -> Tensor | None:
-        return self._layers.worst_mark()
-
-    def take_failures(self, worst: int | None = None) -> dict[int, str]:
-        return self._layers.take_failures(worst)
 
     def _run_exchange(self, step: StepInput, exchange: Exchange) -> StepRun[T]:
         """Where expert nodes keep the call waiting, it ends in the middle of a layer, and the step goes on layer by
