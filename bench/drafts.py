@@ -93,6 +93,9 @@ def measure(
                 "ratio": round(statistics.median(ratios), 3),
                 "ratio_low": round(ratios[0], 3),
                 "ratio_high": round(ratios[-1], 3),
+                "ratio_quarters": [round(one, 3) for one in statistics.quantiles(ratios)]
+                if rounds > 1
+                else [],
                 "rounds": rounds,
                 "tokens": tokens,
             }
@@ -128,7 +131,7 @@ def main() -> None:
                     whole = row | {"topology": options.topology, "threads": options.threads} | origin()
                     print(
                         f"{kind:5} {batch:3}  {row['draft']:8} {row['tokens_per_s']:9} tok/s  x {row['ratio']:<6}"
-                        f" ({row['ratio_low']} to {row['ratio_high']})",
+                        f" ({row['ratio_low']} to {row['ratio_high']}; quarters {row['ratio_quarters']})",
                         flush=True,
                     )
                     if options.save:

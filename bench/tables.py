@@ -304,6 +304,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
         filter(None, (tables_pilot.pilot(), tables_pilot.live()))
     ),
     "Drafts: several tokens a step": tables_drafts.speed,
+    "Drafts: what none cost": tables_drafts.off,
     "Drafts beside llama.cpp's": tables_drafts.peers,
     "Drafts: a price beside fixed lengths": tables_drafts.draft_price,
     "What agents find again": tables_agents.agents,

@@ -74,6 +74,25 @@ def speed() -> str:
     )  # fmt: skip
 
 
+def off() -> str:
+    """A line for each number of sequences."""
+    found = newest(rows("draft_off"), "batch")
+    if not found:
+        return ""
+
+    def three(row: Row, name: str) -> str:
+        return f"{row[name]:.3f} ({row[f'{name}_low']:.3f} to {row[f'{name}_high']:.3f})"
+
+    return (
+        f"**What the code of drafts costs a run that drafts nothing** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.draft_off --save`. The bundled model, colocated, one thread, steady decode: the engine beside the same engine from whose "
+        "source the lines are taken out that a step has for drafts alone, in turns; and two engines that are the same. Rates by turn as medians with their quarters; 1 costs nothing.\n\n"
+        + table(
+            ["sequences", "a step, us", "without that code, us", "rate of that without it", "two equal engines"],
+            ([row["batch"], row["step_us"], row["step_without_us"], three(row, "ratio"), three(row, "equal")] for row in found),
+        )
+    )  # fmt: skip
+
+
 def peers() -> str:
     """A line for each model, numbers, text and number of requests; a column for each program and its drafts."""
     found = newest(rows("draft_peers"), "model", "numbers", "text", "batch", "engine", "draft", "synthetic")

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from afserve.engine.draft.adaptive_price import AdaptivePrice
+from bench.draft_off import TAKEN_OUT, package
 from bench.draft_price import FirstTokens, Mix
 from bench.draft_stages import LONGEST, Deployment, Routing, Stages
+from bench.origin import ROOT
 
 DEAR_WEIGHTS = Stages("weights", 4e-3, 2e-5, 1e-4, 4e-5, 16)
 DEAR_ROWS = Stages("rows", 1e-3, 2e-4, 5e-5, 6e-5, 4)
@@ -52,3 +54,12 @@ def test_the_price_is_near_the_best_length_of_each_mix(stages, sequences, accept
     ]
     prices = [AdaptivePrice(routing.experts, routing.top_k) for _ in range(deployment.nodes)]
     assert deployment.play(prices, 120).tokens_s > 0.95 * max(fixed)
+
+
+def test_what_is_taken_out_to_see_what_no_drafts_cost_is_there(tmp_path):
+    """Once each, and what is left is still a program."""
+    package(tmp_path, without=True)
+    for name in {name for name, _, _ in TAKEN_OUT}:
+        text = (tmp_path / "afserve" / name).read_text()
+        assert text != (ROOT / "afserve" / name).read_text()
+        compile(text, name, "exec")
