@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import os
+import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -13,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.by_day import leave_the_rest_to_the_night
+from tests.examples import QUICK_EXAMPLES, draw_at_most, draw_by_day, draw_by_night, draw_few
 
-# A busy machine may take the cores for seconds: no drawn example has a deadline, and drawing one takes what it takes.
-settings.register_profile("afserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("afserve"), max_examples=5)
-settings.load_profile("afserve")
+draw_by_day()
 
 YARN = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0,
@@ -109,7 +107,6 @@ NOT_QUICK = ("e2e", "cuda", "kernels/triton")
 NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
 QUICK_CASES = 1  # of each test
 LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
-QUICK_EXAMPLES = settings.get_profile("quick").max_examples
 DAY_SHARE = (
     0.2  # of the examples that a test asks for, and six at least; `--whole`, as by night, draws all of them
 )
@@ -121,7 +118,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"unit tests of all rooms: no processes, {QUICK_CASES} case of each test, {QUICK_EXAMPLES} drawn examples",
     )
-    parser.addoption("--whole", action="store_true", help="tests draw all the examples that they ask for")
+    parser.addoption(
+        "--whole",
+        action="store_true",
+        help="tests draw all the examples that they ask for, and others each time; --hypothesis-seed says which",
+    )
     parser.addoption(
         "--alone",
         action="store_true",
@@ -133,8 +134,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compiled modules are kept, whatever the shell says: tests start hundreds of interpreters."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    if config.getoption("--quick"):
-        settings.load_profile("quick")
+    if config.getoption("--whole") or config.getoption("--hypothesis-seed") is not None:
+        draw_by_night()
+    elif config.getoption("--quick"):
+        draw_few()
     if config.getoption("--alone") and not config.option.markexpr:
         config.option.markexpr = "alone and not long"
 
@@ -149,6 +152,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # or libraries complain at the end that it was never freed
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test, and the fixtures that it is the first to ask for, draw without a seed of their own does not depend
+    on the tests before it."""
+    random.seed(0)
+    if (
+        "torch" in sys.modules
+    ):  # or it draws nothing, and begins with a seed of its own that is always the same
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -177,7 +191,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     leave_the_rest_to_the_night(items)
     if not config.getoption("--whole"):
         for item in {getattr(item, "obj", None): item for item in items}.values():
-            _draw_some(item, lambda own: max(6, int(DAY_SHARE * own)))
+            draw_at_most(item, lambda own: max(6, int(DAY_SHARE * own)))
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
@@ -196,18 +210,8 @@ def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:
         if seen[test] < QUICK_CASES and not any(item.get_closest_marker(mark) for mark in NOT_QUICK_MARKS):
             seen[test] += 1
             kept.append(item)
-            _draw_some(item, lambda own: QUICK_EXAMPLES)
+            draw_at_most(item, lambda own: QUICK_EXAMPLES)
     return kept
-
-
-def _draw_some(item: pytest.Item, most: Callable[[int], int]) -> None:
-    """A test's own number of examples overrules the profile's."""
-    method = getattr(item, "obj", None)
-    function: Any = getattr(method, "__func__", method)
-    own = getattr(function, "_hypothesis_internal_use_settings", None)
-    if own is not None:
-        few = min(own.max_examples, most(own.max_examples))
-        function._hypothesis_internal_use_settings = settings(own, max_examples=few)
 
 
 @pytest.fixture(scope="session", autouse=True)

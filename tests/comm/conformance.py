@@ -17,7 +17,7 @@ from afserve.comm.transport import Box, Header, Kind, Layout, Parcel, Transport,
 from afserve.errors import PeerLost, ProtocolError
 from afserve.member import NodeId, attention_node, expert_node
 
-PATIENCE = 10.0  # seconds for what should take microseconds, on a machine that is busy with something else
+PATIENCE = 60.0  # seconds for what should take microseconds, on a machine that is busy with something else
 LAYOUT = Layout(
     hidden=24,
     top_k=3,

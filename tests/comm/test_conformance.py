@@ -7,7 +7,7 @@ from afserve.comm.native import native_library
 from afserve.comm.transports import connect
 from afserve.credentials import NOBODYS, Credentials
 from afserve.tls import Certificates
-from tests.comm.conformance import BATTERY, LAYOUT, Ends
+from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends
 
 
 def opener(kind, credentials=NOBODYS):
@@ -54,7 +54,7 @@ def test_battery_over_two_hosts(check, elsewhere):
             for f, (_, address) in enumerate(pairs)
         ]
         fronts = [
-            connect.connect(addresses, attention=a, layout=layout, timeout=5.0) for a in range(attention)
+            connect.connect(addresses, attention=a, layout=layout, timeout=PATIENCE) for a in range(attention)
         ]
         return Ends(fronts, [end for end, _ in pairs])
 

@@ -1,6 +1,5 @@
 """A process that reads for the store: what comes is right whatever becomes of it, and it leaves nothing behind."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from tests.comm.test_disk import (
     passes,
     wait,
 )
+from tests.open_files import left_open, open_files
 
 pytestmark = pytest.mark.process
 QUEUE = ReadQueue(2, 4096, 4)
@@ -49,11 +49,10 @@ def command(request, monkeypatch):
 @pytest.fixture(autouse=True)
 def nothing_is_left(nothing_else_collected):
     """No process, no descriptor, no thread."""
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     yield
-    gc.collect()  # memory that is mapped has a descriptor of its own
+    assert not left_open(before)
     assert not [one for one in psutil.Process().children() if "reader" in " ".join(one.cmdline())]
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
     assert not [one.name for one in threading.enumerate() if one.name.startswith("disk-")]
 
 

@@ -26,7 +26,7 @@ from afserve.comm.transport import Box, Connecting, Header, Kind, ListenSpec
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, ProtocolError, RendezvousError
 from tests.comm.begun import FORKED
-from tests.comm.conformance import BATTERY, LAYOUT, Ends, answer, arrive, content, send
+from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 
 if "dist" in connect.kinds():
     from afserve.comm.transports import dist, group_pair, groups, venue
@@ -52,7 +52,7 @@ def echo(pipe, host="127.0.0.1"):
 
 def front(address, pipe):
     """An attention node that dies in the middle of a round trip."""
-    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     send(end, BOX, 1, 3)
     arrive(end, BOX)
     send(end, BOX, 40, 3)
@@ -81,7 +81,7 @@ def start():
 def test_a_killed_expert_node_is_named(start):
     process, pipe = start(echo)
     assert pipe.poll(60)
-    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=10.0)
+    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=PATIENCE)
     for turn in range(20):
         send(end, BOX, turn, 4)
         assert (arrive(end, BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
@@ -157,7 +157,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     process.kill()
     with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
         end.wait([BOX], 60.0)
-    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     sent = send(successor, BOX, 5, 2)
     answer(end, BOX, unanswered.header, 2)
     assert successor.wait([BOX], 0.05) == []
@@ -173,7 +173,7 @@ def test_only_the_given_address_listens():
     before = {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
     end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
     assert address.startswith("dist:127.0.0.2:")
-    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     send(other, BOX, 1, 2)
     arrive(end, BOX)
     mine = {
@@ -190,7 +190,7 @@ def test_a_mismatch_a_missing_node_and_a_wrong_address_are_named():
     with pytest.raises(
         RendezvousError, match="expert-0 and attention-0 do not agree: hidden is 25 there and 24 here"
     ):
-        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     end.close()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -206,9 +206,9 @@ def test_a_mismatch_a_missing_node_and_a_wrong_address_are_named():
 
 def test_a_second_node_of_the_same_index_is_refused():
     end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT)
-    first = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    first = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     with pytest.raises(RendezvousError, match="expert-0 did not take attention-0 in: another node"):
-        connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     send(first, BOX, 1, 2)
     answer(end, BOX, arrive(end, BOX).header, 3)
     arrive(first, BOX)
@@ -276,7 +276,7 @@ def test_any_record_from_a_member(kind, micro_batch, payload, inline, after):
         patch.setattr("afserve.comm.transports.pair_stream._REST_SECONDS", 0.05)
         way = Carriage(torch.device("cpu"), inline_most=0)
         end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way)
-        bad, good = (dist.connect(Connecting({0: address}, a, LAYOUT, 10.0), way) for a in range(2))
+        bad, good = (dist.connect(Connecting({0: address}, a, LAYOUT, PATIENCE), way) for a in range(2))
         header = struct.Struct("<IHBBIIIHHHHIQ").pack(
             0x41465356, 1, kind, 1, 0, 1, 0, 0, 0, micro_batch, 0, 2, payload
         )
@@ -307,7 +307,7 @@ def test_payloads_on_a_gpu_need_a_pytorch_with_nccl():
 def test_a_machine_without_a_gpu_says_so_when_asked_for_symm():
     for act in (
         lambda: connect.listen("symm", expert=0, attention_nodes=1, layout=LAYOUT),
-        lambda: connect.connect(["symm:127.0.0.1:1"], attention=0, layout=LAYOUT, timeout=1.0),
+        lambda: connect.connect(["symm:127.0.0.1:1"], attention=0, layout=LAYOUT, timeout=PATIENCE),
     ):
         with pytest.raises(ConfigError, match="symm is for GPUs of one host, and this machine has no CUDA"):
             act()
@@ -406,7 +406,7 @@ def test_a_device_waits_for_payloads_inside_the_queue_that_it_was_given():
     way = Carriage(torch.device("cpu"), inline_most=0, open=Watched)
     end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way)
     end.take_in(1, queue)
-    fronts = [dist.connect(Connecting({0: address}, a, LAYOUT, 10.0), way) for a in (0, 1)]
+    fronts = [dist.connect(Connecting({0: address}, a, LAYOUT, PATIENCE), way) for a in (0, 1)]
     try:
         for turn, a in enumerate((0, 1, 1)):
             box = Box(a, 0, 0)

@@ -11,7 +11,7 @@ from afserve.comm.mailbox import lanes
 from afserve.comm.mailbox.segment import PAGE, Segment, SegmentMap, unused_bytes
 from afserve.comm.transport import Box, Kind
 from afserve.comm.transports import connect
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.conformance import LAYOUT, PATIENCE, answer, arrive, content, send
 
 WIDE = replace(LAYOUT, hidden=PAGE // 4, max_rows=64)
 BOX = Box(1, 0, 1)
@@ -22,7 +22,7 @@ KINDS = ("local", "shm", "tcp", *(["dist"] if "dist" in connect.kinds() else [])
 def pair(request):
     """An expert node and attention-1 of two."""
     end, address = connect.listen(request.param, expert=0, attention_nodes=2, layout=WIDE)
-    front = connect.connect([address], attention=1, layout=WIDE, timeout=10.0)
+    front = connect.connect([address], attention=1, layout=WIDE, timeout=PATIENCE)
     yield front, end
     front.close()
     end.close()

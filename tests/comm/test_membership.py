@@ -10,7 +10,7 @@ from afserve.comm.transport import Box
 from afserve.comm.transports import connect
 from afserve.errors import PeerLost, RendezvousError
 from afserve.placement.placement import Placement
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
+from tests.comm.conformance import LAYOUT, PATIENCE, answer, arrive, content, send
 
 KINDS = [kind for kind in connect.kinds() if kind != "symm"]  # which is between processes only
 
@@ -30,7 +30,7 @@ def trip(front, end, box, seed=3):
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_expert_node_joins_while_another_one_works(kind):
     first, address = listen(kind, 0)
-    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     trip(front, first, Box(0, 0, 0))
     under_way = send(front, Box(0, 0, 1), 8, 3)
     second, address = listen(kind, 1)
@@ -54,7 +54,7 @@ def test_an_expert_node_joins_while_another_one_works(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_expert_nodes_place_is_taken(kind):
     ends = [listen(kind, f) for f in range(2)]
-    front = connect.connect([address for _, address in ends], attention=1, layout=LAYOUT, timeout=10.0)
+    front = connect.connect([address for _, address in ends], attention=1, layout=LAYOUT, timeout=PATIENCE)
     for turn in range(3):
         trip(front, ends[0][0], Box(1, 0, 0), turn)
     ends[0][0].close()
@@ -73,7 +73,7 @@ def test_a_lost_expert_nodes_place_is_taken(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_join_changes_nothing(kind):
     first, address = listen(kind, 0)
-    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     other, wrong = listen(kind, 5)
     with pytest.raises(RendezvousError, match="expert is 5 there and 1 here"):
         front.dial(1, wrong, 5.0)
@@ -109,7 +109,7 @@ def test_a_link_uses_a_node_that_joined(build_cluster):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_is_dialled_in_another_thread_while_others_work(kind):
     first, address = listen(kind, 0)
-    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     second, address = listen(kind, 1)
     with ThreadPoolExecutor(1) as threads:
         dialling = threads.submit(front.dial, 1, address, 10.0)
@@ -129,7 +129,7 @@ def test_a_node_is_dialled_in_another_thread_while_others_work(kind):
 def test_who_was_dialled_and_is_not_needed_is_left(kind):
     """The place is free again, so the next one to dial it gets it."""
     first, address = listen(kind, 0)
-    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    front = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     second, address = listen(kind, 1)
     front.dial(1, address, 10.0).close()
     for _ in range(1000):
@@ -148,7 +148,7 @@ def test_who_was_dialled_and_is_not_needed_is_left(kind):
 def test_an_attention_node_may_begin_with_expert_nodes_whose_numbers_have_gaps(kind):
     ends = {e: connect.listen(kind, expert=e, attention_nodes=1, layout=LAYOUT) for e in (1, 3)}
     addresses = {e: address for e, (_, address) in ends.items()}
-    front = connect.connect(addresses, attention=0, layout=LAYOUT, timeout=10.0)
+    front = connect.connect(addresses, attention=0, layout=LAYOUT, timeout=PATIENCE)
     assert {box.expert for box in front.boxes()} == {1, 3}
     for end in (front, *(end for end, _ in ends.values())):
         end.close()

@@ -4,7 +4,7 @@ entered its receive. No payload may depend on a header that comes after it, and 
 import logging
 import threading
 import time
-from functools import partial
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,8 +73,21 @@ class Deaf(Communicator):
         self._wait("never")
 
 
-def way(communicator=Communicator):
-    return Carriage(CPU, inline_most=0, open=partial(NcclPair, open_communicator=communicator))
+class Dying(Communicator):
+    """Of a node that dies while the other end sends it its first message."""
+
+    def recv(self, tensors, other, tag):
+        self._wait(f"sends-{other}")
+        raise RuntimeError("it dies")
+
+
+def way(communicator=Communicator, seconds=()):
+    """`seconds` are taken from by the first pairs: what they have to meet in, once they have greeted each other."""
+
+    def open(known):
+        return NcclPair(replace(known, timeout=seconds.pop() if seconds else known.timeout), communicator)
+
+    return Carriage(CPU, inline_most=0, open=open)
 
 
 def over_nccl(attention, experts, layout):
@@ -124,20 +137,20 @@ def test_payloads_go_both_ways_at_once_after_the_first_messages():
 def test_an_expert_node_that_takes_no_first_message_is_named_in_time():
     end, address = dist.listen(ListenSpec(0, 1, LAYOUT), way(Deaf))
     with pytest.raises(
-        RendezvousError, match=r"expert-0 did not meet attention-0 within 0\.5 s \(no answer within"
+        RendezvousError, match=rf"expert-0 did not meet attention-0 within {PATIENCE:g} s \(no answer within"
     ):
-        dist.connect(Connecting({0: address}, 0, LAYOUT, 0.5), way())
+        dist.connect(Connecting({0: address}, 0, LAYOUT, PATIENCE), way(seconds=[0.5]))
     end.close()
 
 
-def test_an_attention_node_that_does_not_come_is_named_and_holds_up_nobody_else(monkeypatch, caplog):
-    monkeypatch.setattr(dist, "_MEET_SECONDS", 1.0)
-    end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way())
+def test_an_attention_node_that_does_not_come_is_named_and_holds_up_nobody_else(caplog):
+    seconds = [1.0]
+    end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way(seconds=seconds))
     caplog.set_level(logging.WARNING, "afserve.comm")
     stopped = threading.Thread(target=lambda: connect_in_vain(address), daemon=True)
     stopped.start()
     until = time.monotonic() + PATIENCE
-    while not end._entrance._greeters and time.monotonic() < until:
+    while seconds and time.monotonic() < until:
         time.sleep(0.001)
     front = dist.connect(Connecting({0: address}, 1, LAYOUT, PATIENCE), way())
     send(front, Box(1, 0, 0), 1, 2)
@@ -152,15 +165,15 @@ def test_an_attention_node_that_does_not_come_is_named_and_holds_up_nobody_else(
 
 def connect_in_vain(address):
     with pytest.raises(RendezvousError):
-        dist.connect(Connecting({0: address}, 0, LAYOUT, 3.0), way(Deaf))
+        dist.connect(Connecting({0: address}, 0, LAYOUT, PATIENCE), way(Deaf))
 
 
 def test_an_attention_node_that_dies_while_it_is_met_is_named_at_once(caplog):
     end, address = dist.listen(ListenSpec(0, 1, LAYOUT), way())
     caplog.set_level(logging.WARNING, "afserve.comm")
-    with pytest.raises(RendezvousError):
-        dist.connect(Connecting({0: address}, 0, LAYOUT, 0.3), way(Deaf))
-    until = time.monotonic() + PATIENCE  # of the minute that it had
+    with pytest.raises(RendezvousError, match="it dies"):
+        dist.connect(Connecting({0: address}, 0, LAYOUT, PATIENCE), way(Dying))
+    until = time.monotonic() + PATIENCE / 2  # of the minute that it had
     while "attention-0 did not come to meet this node (it hung up)" not in caplog.text:
         assert time.monotonic() < until, caplog.text
         time.sleep(0.01)

@@ -18,6 +18,7 @@ from afserve.comm.peer_memory.driver import HostDriver, MemoryRefused
 from afserve.comm.peer_memory.ipc_domain import IpcDomain
 from tests.comm.begun import FORKED
 from tests.comm.fake_libcuda import STEP, FakeCuda
+from tests.open_files import left_open, open_files
 
 CPU = torch.device("cpu")
 SECONDS, LONG = 0.3, 30.0
@@ -41,11 +42,10 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def nothing_stays_open(request, nothing_else_collected):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     yield
-    gc.collect()
     forked = request.node.get_closest_marker("process")  # which has files of its own
-    assert forked or len(os.listdir("/proc/self/fd")) <= before
+    assert forked or not left_open(before)
 
 
 def both(pair, one, other, sizes=(SIZE, SIZE)):

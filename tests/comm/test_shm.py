@@ -12,8 +12,8 @@ from afserve.comm.transport import Box, WireType
 from afserve.comm.transports import connect
 from afserve.errors import ConfigError, PeerLost, RendezvousError
 from tests.comm.begun import FORKED
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
-from tests.comm.open_files import mapped_memory, open_files
+from tests.comm.conformance import LAYOUT, PATIENCE, answer, arrive, content, send
+from tests.open_files import mapped_memory, open_files
 
 BOX = Box(0, 0, 0)
 
@@ -64,7 +64,7 @@ def start():
 @pytest.mark.process
 def test_a_killed_expert_node_is_named(start):
     process, address = start(echo)
-    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     for turn in range(50):
         send(end, BOX, turn, 4)
         assert (arrive(end, BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
@@ -101,7 +101,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     with pytest.raises(PeerLost, match=f"attention-1: its process {process.pid} has ended"):
         end.wait([box], 30.0)
     assert end.wait([box], 0.01) == [], "a loss is raised once"
-    successor = connect.connect([address], attention=1, layout=LAYOUT, timeout=5.0)
+    successor = connect.connect([address], attention=1, layout=LAYOUT, timeout=PATIENCE)
     assert successor.next_sequence(box) == following + 1
     answer(end, box, unanswered.header, 2)
     assert successor.wait([box], 0.05) == []
@@ -120,7 +120,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
 @pytest.mark.process
 def test_a_waiting_end_uses_no_processor(start):
     process, address = start(echo)
-    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     for turn in range(20):
         send(end, BOX, turn, 4)
         arrive(end, BOX)
@@ -148,7 +148,7 @@ def test_a_mismatch_names_the_rank_and_the_field(kind, field):
     good, address = connect.listen(kind, expert=0, attention_nodes=1, layout=LAYOUT)
     bad, wrong = connect.listen(kind, expert=1, attention_nodes=1, layout=theirs)
     with pytest.raises(RendezvousError, match=f"expert-1 and attention-0 do not agree: {field} is "):
-        connect.connect([address, wrong], attention=0, layout=LAYOUT, timeout=1.0)
+        connect.connect([address, wrong], attention=0, layout=LAYOUT, timeout=PATIENCE)
     good.close()
     bad.close()
 
@@ -158,9 +158,9 @@ def test_addresses_in_the_wrong_order_and_too_many_nodes(kind):
     pairs = [connect.listen(kind, expert=f, attention_nodes=1, layout=LAYOUT) for f in range(2)]
     addresses = [address for _, address in pairs]
     with pytest.raises(RendezvousError, match="expert is 1 there and 0 here"):
-        connect.connect(addresses[::-1], attention=0, layout=LAYOUT, timeout=1.0)
+        connect.connect(addresses[::-1], attention=0, layout=LAYOUT, timeout=PATIENCE)
     with pytest.raises(RendezvousError, match="attention_nodes is 1 there and 2 here"):
-        connect.connect(addresses, attention=1, layout=LAYOUT, timeout=1.0)
+        connect.connect(addresses, attention=1, layout=LAYOUT, timeout=PATIENCE)
     for end, _ in pairs:
         end.close()
 
@@ -202,7 +202,7 @@ def test_nothing_is_left_behind():
     files, mapped, names = open_files(), mapped_memory(), set(os.listdir("/dev/shm"))
     for _ in range(3):
         end, address = connect.listen("shm", expert=0, attention_nodes=1, layout=LAYOUT)
-        front_end = connect.connect([address], attention=0, layout=LAYOUT, timeout=1.0)
+        front_end = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
         send(front_end, BOX, 1, 2)
         arrive(end, BOX)
         front_end.close()

@@ -23,8 +23,8 @@ from afserve.comm.transports.entrance import dial
 from afserve.comm.transports.handshake import ask
 from afserve.errors import PeerLost, RendezvousError
 from tests.comm.begun import FORKED
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
-from tests.comm.open_files import open_files
+from tests.comm.conformance import LAYOUT, PATIENCE, answer, arrive, content, send
+from tests.open_files import open_files
 
 BOX = Box(0, 0, 0)
 
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def open_pair(layout=LAYOUT):
     end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=layout)
-    return end, address, connect.connect([address], attention=0, layout=layout, timeout=10.0)
+    return end, address, connect.connect([address], attention=0, layout=layout, timeout=PATIENCE)
 
 
 def round_trip(front, end, box=BOX, rows=3):
@@ -53,7 +53,7 @@ def echo(pipe):
 
 
 def front(address, pipe):
-    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    end = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     send(end, BOX, 1, 3)
     arrive(end, BOX)
     send(end, BOX, 40, 3)
@@ -82,7 +82,7 @@ def start():
 def test_a_killed_expert_node_is_named(start):
     process, pipe = start(echo)
     assert pipe.poll(60)
-    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=10.0)
+    end = connect.connect([pipe.recv()], attention=0, layout=LAYOUT, timeout=PATIENCE)
     for turn in range(20):
         send(end, BOX, turn, 4)
         assert (arrive(end, BOX).x_RH == content(9, 4, LAYOUT.hidden)).all()
@@ -104,7 +104,7 @@ def test_a_killed_attention_nodes_place_can_be_taken(start):
     process.kill()
     with pytest.raises(PeerLost, match="attention-0: its connection has ended"):
         end.wait([BOX], 60.0)
-    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    successor = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     sent = send(successor, BOX, 5, 2)
     answer(end, BOX, unanswered.header, 2)
     assert successor.wait([BOX], 0.05) == []
@@ -148,7 +148,7 @@ def test_only_the_given_address_listens_and_nothing_is_left():
 
     files, before, threads = open_files(), listening(), set(threading.enumerate())
     end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host="127.0.0.2")
-    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=10.0)
+    other = connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     round_trip(other, end)
     assert [found.ip for found in listening() - before] == ["127.0.0.2"]
     other.close()
@@ -164,7 +164,7 @@ def test_a_mismatch_names_the_field(field):
         "tcp", expert=0, attention_nodes=1, layout=replace(LAYOUT, **{field: value})
     )
     with pytest.raises(RendezvousError, match=f"expert-0 and attention-0 do not agree: {field} is "):
-        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     end.close()
 
 
@@ -180,9 +180,9 @@ def test_a_missing_node_a_wrong_address_and_a_taken_place_are_named():
     end, address, first = open_pair()
     round_trip(first, end)
     with pytest.raises(RendezvousError, match="did not take attention-0 in: another node of that index"):
-        connect.connect([address], attention=0, layout=LAYOUT, timeout=5.0)
+        connect.connect([address], attention=0, layout=LAYOUT, timeout=PATIENCE)
     with pytest.raises(RendezvousError, match="attention_nodes is 2 there and 3 here"):
-        connect.connect([address], attention=2, layout=LAYOUT, timeout=5.0)
+        connect.connect([address], attention=2, layout=LAYOUT, timeout=PATIENCE)
     round_trip(first, end)
     first.close()
     end.close()
@@ -211,7 +211,7 @@ def test_somebody_else_answers():
 def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
     """A stranger is not let in; a member that sends rubbish is dropped; the other member does not notice."""
     end, address = connect.listen("tcp", expert=0, attention_nodes=2, layout=LAYOUT)
-    good = connect.connect([address], attention=1, layout=LAYOUT, timeout=10.0)
+    good = connect.connect([address], attention=1, layout=LAYOUT, timeout=PATIENCE)
     with joined(address) if polite else dial(address, "expert-0", 10.0, None) as bad:
         try:
             bad.sendall(raw)
@@ -232,14 +232,14 @@ def test_any_bytes_from_a_stranger_or_a_member(raw, polite):
 def joined(address, attention=0):
     """A connection that was taken in as an attention node's."""
     call = partial(dial, address, "expert-0", certificates=None)
-    return ask(call, 0, Connecting({}, attention, LAYOUT, 10.0)).connection
+    return ask(call, 0, Connecting({}, attention, LAYOUT, PATIENCE)).connection
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ("tcp", "dist") if kind in connect.kinds()])
 def test_who_has_left_is_no_longer_polled(kind):
     """A closed connection is always ready: an end that still polled it would never park again."""
     end, address = connect.listen(kind, expert=0, attention_nodes=2, layout=LAYOUT)
-    fronts = [connect.connect([address], attention=a, layout=LAYOUT, timeout=10.0) for a in range(2)]
+    fronts = [connect.connect([address], attention=a, layout=LAYOUT, timeout=PATIENCE) for a in range(2)]
     for a, one in enumerate(fronts):
         round_trip(one, end, Box(a, 0, 0))
     fronts[0].close()

@@ -142,12 +142,13 @@ def test_a_cache_in_8_bits_gives_the_same_tokens_in_any_topology():
 
 
 def test_settings_of_the_cache_and_the_queue():
-    small = {"kv_tokens": 128, "block_size": 32, "prefix_caching": False, "max_waiting": 1}
+    """Two prompts have room, and are continued until the cache is full; one waits, and who comes then is refused."""
+    small = {"kv_tokens": 2048, "block_size": 32, "prefix_caching": False, "max_waiting": 1}
     with LLM("nano", colocated=True, threads=1, **small) as llm:
         again = [llm.generate(PROMPTS[2], GREEDY)[0].cached_tokens for _ in range(2)]
         assert again == [0, 0]
         with pytest.raises(OverloadedError, match="1 requests are waiting, the limit is 1"):
-            llm.generate([PROMPTS[2]], replace(GREEDY, n=16))
+            llm.generate([[11] * 700], replace(GREEDY, n=16, max_tokens=1300, ignore_eos=True))
 
 
 def test_a_node_stays_small():

@@ -1,4 +1,5 @@
-"""No body within the limit holds the event loop: the CPU time of every callback is measured while it is answered."""
+"""No body within the limit holds the event loop: the CPU time of every callback is measured while it is answered, in
+rounds of an empty loop, which take as much longer on a slow machine."""
 
 import asyncio
 import json
@@ -13,7 +14,7 @@ import pytest
 
 from afserve.server.http.framing import HEAD_LINES
 
-MOST_SECONDS = 0.1  # of CPU; half of that on a core that nobody shares
+MOST_ROUNDS = 6_000_000  # about a tenth of a second here; the longest callbacks take half of it
 SIZE = 8 << 20
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -72,6 +73,17 @@ def hostile() -> Iterator[tuple[str, str, Callable[[], bytes]]]:
 HOSTILE = {name: (path, body) for name, path, body in hostile()}  # bodies are made when they are sent
 
 
+def most_seconds(tried: int = 100_000) -> float:
+    """Of CPU, for MOST_ROUNDS at the pace of this moment."""
+    paces = []
+    for _ in range(3):
+        began = time.thread_time()
+        for _ in range(tried):
+            pass
+        paces.append(time.thread_time() - began)
+    return max(paces) / tried * MOST_ROUNDS
+
+
 class LoopTime:
     """The longest callback of any event loop of another thread than this one, in CPU seconds."""
 
@@ -114,7 +126,7 @@ def test_a_large_body(guarded, loop_time, name):
     reply = httpx.post(guarded.url + path, content=body, headers=headers, timeout=120)
     assert reply.status_code in (200, 202, 400, 404), reply.text[:300]
     assert reply.status_code < 300 or len(reply.text) < 600, reply.text[:600]
-    assert loop_time.longest < MOST_SECONDS, loop_time.what
+    assert loop_time.longest < most_seconds(), loop_time.what
     assert httpx.get(f"{guarded.url}/health").status_code == 200
 
 
@@ -126,7 +138,7 @@ def test_a_small_body(server, loop_time, name):
     body = make()
     for cut in (body[:4000] + body[-10:], json.dumps({"prompt": "a b " * 2000}).encode()):
         httpx.post(server.url + path, content=cut, headers={"content-type": "application/json"}, timeout=60)
-    assert loop_time.longest < MOST_SECONDS, loop_time.what
+    assert loop_time.longest < most_seconds(), loop_time.what
 
 
 @pytest.mark.slow
@@ -138,7 +150,7 @@ def test_a_body_in_chunks_of_one_byte(server, loop_time):
     with socket.create_connection(("127.0.0.1", server.port), 60) as sock:
         sock.sendall(head + b"1\r\n \r\n" * 50_000 + b'e\r\n{"prompt":"x"}\r\n0\r\n\r\n')
         assert sock.recv(12) == b"HTTP/1.1 200"
-    assert loop_time.longest < MOST_SECONDS, loop_time.what
+    assert loop_time.longest < most_seconds(), loop_time.what
 
 
 @pytest.mark.parametrize(
@@ -149,7 +161,7 @@ def test_a_head_of_many_short_lines(server, loop_time, lines, status):
     with socket.create_connection(("127.0.0.1", server.port), 60) as sock:
         sock.sendall(head)
         assert sock.recv(12) == b"HTTP/1.1 " + status
-    assert loop_time.longest < MOST_SECONDS, loop_time.what
+    assert loop_time.longest < most_seconds(), loop_time.what
 
 
 @pytest.mark.slow
@@ -167,7 +179,7 @@ def test_a_long_answer_with_every_score(make_backend, run_server, loop_time, str
     if not stream:
         choices = reply.json()["choices"]
         assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [3960] * 4
-    assert loop_time.longest < MOST_SECONDS, loop_time.what
+    assert loop_time.longest < most_seconds(), loop_time.what
 
 
 def test_an_answer_has_a_limit(make_backend, run_server):
@@ -185,10 +197,12 @@ def test_what_is_measured_is_seen(loop_time):
         while not until():
             pass
 
+    most = most_seconds()
+
     def run() -> None:
         loop = asyncio.new_event_loop()
         began = time.thread_time()
-        loop.call_soon(busy, lambda: time.thread_time() > began + 1.2 * MOST_SECONDS)
+        loop.call_soon(busy, lambda: time.thread_time() > began + 1.2 * most)
         loop.call_soon(loop.stop)
         loop.run_forever()
         loop.close()
@@ -196,4 +210,4 @@ def test_what_is_measured_is_seen(loop_time):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert loop_time.longest > MOST_SECONDS and "busy" in loop_time.what
+    assert loop_time.longest > most and "busy" in loop_time.what

@@ -407,7 +407,7 @@ def test_a_drain_waits_for_nobody_who_does_not_read(make_backend, run_server):
         time.sleep(0.5)
         began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 40  # of the 60 that they have to read
         for sock in socks:
             sock.close()
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-import os
 import random
 import time
 
 import httpx
 import pytest
+
+from tests.open_files import left_open, open_files
 
 
 async def client(port: int, seed: int) -> str:
@@ -34,10 +35,6 @@ async def client(port: int, seed: int) -> str:
         writer.transport.abort() if dice.random() < 0.5 else writer.close()
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.slow
 def test_nothing_is_left_behind(make_backend, run_server):
     """The deadlines are far above a busy machine's pauses: a client that is late by them may find a reset."""
@@ -52,9 +49,10 @@ def test_nothing_is_left_behind(make_backend, run_server):
         outcomes = asyncio.run(storm())
         assert outcomes.count("HTTP/1.1 200") > 20 and outcomes.count("left") > 20
         until = time.monotonic() + 60
-        while len(server.app.state.service.answering) or open_files() > before:
-            assert time.monotonic() < until, (len(server.app.state.service.answering), open_files(), before)
+        while answering := len(server.app.state.service.answering):
+            assert time.monotonic() < until, answering
             time.sleep(0.02)
+        assert not left_open(before, "socket:")
         assert sorted(map(id, backend.closed)) == sorted(map(id, backend.requests))
         assert "afserve_http_requests_in_flight" in httpx.get(f"{server.url}/metrics").text
         assert server.app.state.service.bodies.held_bytes == 0

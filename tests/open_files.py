@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,16 @@ def open_files() -> set[tuple[str, str]]:
         with suppress(FileNotFoundError):  # that of the list itself
             found.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
     return found
+
+
+def left_open(before: set[tuple[str, str]], kind: str = "", seconds: float = 60.0) -> set[tuple[str, str]]:
+    """What of a kind (`socket:`, a folder) is open beyond `before`. Other threads have `seconds` to close theirs."""
+    until = time.monotonic() + seconds
+    while left := {one for one in open_files() - before if one[1].startswith(kind)}:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    return left
 
 
 def mapped_memory() -> set[tuple[str, ...]]:
