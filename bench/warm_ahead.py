@@ -1,6 +1,6 @@
 """What --warm-ahead gives a next turn, and what it costs whoever waits: the bundled model on one node of this process.
 
-    python -m bench.warm_ahead [--save]
+    python -m bench.warm_ahead [--busy 0.4] [--save]
 
 A conversation's answer has reasoning that the template leaves out of the next prompt: so behind the last prompt nothing
 of it is found. With and without the next turn's certain part computed ahead, in turns: seconds from asking to the first
@@ -106,6 +106,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--turns", type=int, default=6, help="of each kind, with the same times of arrival")
+    parser.add_argument(
+        "--busy",
+        type=float,
+        nargs="*",
+        default=list(BUSY),
+        choices=list(BUSY),
+        help="shares of the time; else all",
+    )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -118,7 +126,7 @@ def main() -> None:
         rows.append({"what": "next turn", "how": name, "p50_ms": round(1e3 * seconds, 3), "tokens": tokens})
     asker = Asker(3)
     alone = statistics.median([asker.ask(asker.words(ARRIVES))[0] for _ in range(60)][20:])
-    for share in BUSY:
+    for share in options.busy:
         waits: dict[bool, list[float]] = {False: [], True: []}
         for turn in range(2 * options.turns):
             ahead, seed = bool(turn % 2), 7 + turn // 2
