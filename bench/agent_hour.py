@@ -5,8 +5,9 @@
 50 sessions of Mooncake's published shape (`afserve bench agent`): a system prompt and tools that all share, turn by
 turn a tool's result and an answer, half of which is reasoning that the next prompt leaves out. Between two turns a tool
 takes some seconds, now and then a user takes a minute. Every third turn a side request reads something long that nobody
-asks again. After 20 minutes a node is restarted, after 40 everything. `hints` are what clients say (`cache_control` of
-five minutes on conversations, none on side requests), `ahead` is --warm-ahead. A prompt is found as far as it need not
+asks again. After 20 minutes a node is restarted, after 40 everything. `hints` are what clients say: `cache_control` of
+five minutes on conversations and none on side requests, `behind` that side requests have a lower priority
+(`nvext.agent_hints`), `ahead` is --warm-ahead. A prompt is found as far as it need not
 be computed. Times come from `Machine` alone: a node computes prompts by the product's turns, a step of one after the
 other, and answers beside them cost nothing. All ask with one key.
 """
@@ -28,8 +29,10 @@ from afserve.cli.load.sessions import SessionShape
 from afserve.clock import FakeClock
 from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import SECONDS
+from afserve.engine.kv.blocks import Hash
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
 from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, whole_steps
+from bench.agent_hour_oracle import OracleNode
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "agent_hour.jsonl"
@@ -40,21 +43,25 @@ USER_SHARE, USER_SECONDS, TOOL_SECONDS = 0.2, 60.0, 8.0
 SWITCHED_OFF = 30.0  # seconds of a restart
 _VOCABULARY = 1 << 17
 STEP = 512  # tokens of a prompt at once, as an attention node's default is
+SAID = ("hints", "behind", "ahead")
 _KEY = Tenant("agents")
 _PARAMS = SamplingParams(max_tokens=1 << 16, temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`cache` is what of all live tokens the nodes' caches hold together, `host` the same of host memory."""
+    """`cache` is what of all live tokens the nodes' caches hold together, `host` the same of host memory. An
+    `oracle` has nodes that lose nothing."""
 
     name: str
     cache: float
     host: float = 0.0
     disk: bool = True
     hints: bool = True
+    behind: bool = False
     ahead: bool = True
     sessions: int = 50
+    oracle: bool = False
     nodes: int = 2
     seconds: float = 3600.0
     turns: int = 30
@@ -78,11 +85,12 @@ class Note:
 
 @dataclass
 class Outcome:
-    """Of turns of conversations: tokens asked and found, and seconds to first tokens."""
+    """Of turns of conversations: tokens asked and found, and seconds to first tokens; those of side requests apart."""
 
     asked: int = 0
     found: int = 0
     first: list[float] = field(default_factory=list)
+    side: list[float] = field(default_factory=list)
     ahead_tokens: int = 0
 
     @property
@@ -90,7 +98,14 @@ class Outcome:
         return self.found / max(1, self.asked)
 
     def late(self, share: float) -> float:
-        return sorted(self.first)[int(share * (len(self.first) - 1))]
+        return _late(self.first, share)
+
+    def side_late(self, share: float) -> float:
+        return _late(self.side, share)
+
+
+def _late(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[int(share * (len(seconds) - 1))] if seconds else 0.0
 
 
 def _drawn(draw: random.Random, count: int) -> tuple[int, ...]:
@@ -145,6 +160,7 @@ class Hour:
     def __init__(self, scene: Scene, folder: Path) -> None:
         self.scene, self._folder = scene, folder
         self.clock, self.outcome, self.notes = FakeClock(), Outcome(), list[Note]()
+        self._ever: set[Hash] = set()  # for an oracle
         self._numbers: dict[bytes, int] = {}  # of blocks
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._handles = itertools.count(), itertools.count(1)
@@ -187,7 +203,11 @@ class Hour:
             int(scene.host * live / scene.nodes), self._folder / str(index) if scene.disk else None
         )
         blocks = int(scene.cache * live / scene.nodes)
-        self.nodes[index] = HourNode(blocks, below, scene.machine, self.clock)
+        self.nodes[index] = (
+            OracleNode(blocks, scene.machine, self.clock, self._ever)
+            if scene.oracle
+            else HourNode(blocks, below, scene.machine, self.clock)
+        )
         self._affinity.told(index, self.nodes[index].told.prefixes.all(), (), anew=True)
         waiting, self._waiting = self._waiting, []
         for job in waiting:
@@ -219,10 +239,13 @@ class Hour:
         retain = RETAIN if self.scene.hints else 0.0
         self._place(self._job(one.prompt, one.answer(), one.number, retain))
         if (side := one.side()) is not None:
-            self._place(self._job(side, one.answer(), -1, 0.0))
+            self._place(self._job(side, one.answer(), -1, 0.0, int(self.scene.behind)))
 
-    def _job(self, prompt: tuple[int, ...], output: tuple[int, ...], session: int, retain: float) -> Job:
-        asked = GenerationRequest(next(self._handles), prompt, _PARAMS, retain=retain, tenant=_KEY)
+    def _job(
+        self, prompt: tuple[int, ...], output: tuple[int, ...], session: int, retain: float, priority: int = 0
+    ) -> Job:
+        number = next(self._handles)
+        asked = GenerationRequest(number, prompt, _PARAMS, priority=priority, retain=retain, tenant=_KEY)
         return Job(asked, self.clock.now(), output, session)
 
     def _place(self, job: Job) -> None:
@@ -300,6 +323,8 @@ class Hour:
                 self.outcome.first.append(job.first - job.arrived)
                 self.outcome.asked += len(job.request.prompt_ids)
                 self.outcome.found += job.found
+            else:
+                self.outcome.side.append(job.first - job.arrived)
         node.decoding.append(job)
         seconds = len(job.output) * self.scene.machine.tpot
         self.at(self.clock.now() + seconds, lambda: self._end(job, node))
@@ -383,8 +408,8 @@ def play(scene: Scene) -> Outcome:
 
 def scenes() -> list[Scene]:
     found = []
-    for hints, ahead in ((True, True), (True, False), (False, False)):
-        plain = Scene("the cache holds what is live, disk", 1.5, hints=hints, ahead=ahead)
+    for hints, behind, ahead in ((True, True, True), (True, False, True), (False, False, False)):
+        plain = Scene("the cache holds what is live, disk", 1.5, hints=hints, behind=behind, ahead=ahead)
         small = replace(plain, name="a third of what is live, disk", cache=1 / 3)
         both = replace(small, name="a third of what is live, host memory and disk", host=1.0)
         found += [
@@ -393,7 +418,10 @@ def scenes() -> list[Scene]:
             both,
             replace(small, name="a third of what is live, nothing below", disk=False),
         ]
-    return found
+    small = Scene(
+        "a third of what is live, nothing is ever lost", 1 / 3, ahead=False, hints=False, oracle=True
+    )
+    return [*found, small, replace(small, behind=True)]
 
 
 def main() -> None:
@@ -402,7 +430,7 @@ def main() -> None:
     )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of virtual time")
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of scenes, from 0 on; else all 12")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of scenes, from 0 on; else all 14")
     options = parser.parse_args()
     rows = []
     for scene in scenes() if options.only is None else map(scenes().__getitem__, options.only):
@@ -411,6 +439,7 @@ def main() -> None:
             "what": "hour",
             "scene": scene.name,
             "hints": scene.hints,
+            "behind": scene.behind,
             "ahead": scene.ahead,
             "sessions": scene.sessions,
             "nodes": scene.nodes,
@@ -420,13 +449,16 @@ def main() -> None:
             "p50_s": round(statistics.median(found.first), 4),
             "p90_s": round(found.late(0.9), 4),
             "p99_s": round(found.late(0.99), 4),
+            "side_p90_s": round(found.side_late(0.9), 4),
             "ahead_tokens": found.ahead_tokens,
         }
         rows.append(row)
-        said = ", ".join(name for name in ("hints", "ahead") if row[name]) or "none"
+        said = ", ".join(name for name in SAID if row[name]) or "none"
         print(
             f"{scene.name:46} {said:12} {row['turns']:6,} turns  {found.share:6.1%} of prompt tokens found  "
-            f"first token p50 {row['p50_s']:.2f} s  p90 {row['p90_s']:.2f} s  p99 {row['p99_s']:.2f} s"
+            f"first token p50 {row['p50_s']:.2f} s  p90 {row['p90_s']:.2f} s  p99 {row['p99_s']:.2f} s  "
+            f"side requests p90 {row['side_p90_s']:.2f} s",
+            flush=True,
         )
     if options.save:
         with Path(options.save).open("a") as file:

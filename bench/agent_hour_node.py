@@ -241,12 +241,16 @@ class HourNode:
     def enqueue(self, job: Job) -> None:
         """By the product's turns."""
         sequence = Running.start(job.request, next(self._came), frozenset())
-        sequence.lacks = len(sequence.tokens) - len(self.own.found(sequence)) * BLOCK
+        sequence.lacks = self.lacking(sequence)
         left = [(one.group, one.lacks) for one in self.queue]
         left += [((one.request.tenant.name, one.request.priority), one.left) for one in self.active]
         sequence.turn = self._turns.next(sequence.group, sequence.lacks, left)
         self.queue.add(sequence)
         self._queued[job.request.handle] = job
+
+    def lacking(self, sequence: Running) -> int:
+        """Tokens of its prompt that are not here."""
+        return len(sequence.tokens) - len(self.own.found(sequence)) * BLOCK
 
     def admit(self) -> bool:
         """Whether anybody begins now: in turn, as far as there is room."""

@@ -5,22 +5,25 @@ nothing."""
 
 from bench.rows import newest, rows, table, where
 
+SAID = ("hints", "behind", "ahead")
+SECONDS = ("p50_s", "p90_s", "p99_s", "side_p90_s")
+
 
 def agents() -> str:
     return "\n\n".join(filter(None, (_hour(), _ahead(), _elsewhere())))
 
 
 def _hour() -> str:
-    found = newest(rows("agent_hour"), "scene", "hints", "ahead")
+    found = newest([{"behind": False, **row} for row in rows("agent_hour")], "scene", *SAID)
     if not found:
         return ""
     silent = {row["scene"]: row for row in found if not row["hints"]}
     lines = []
     for row in found:
-        said = ", ".join(name for name in ("hints", "ahead") if row[name]) or "none"
+        said = ", ".join(name for name in SAID if row.get(name)) or "none"
         other = silent.get(row["scene"])
         ratio = f"{row['p90_s'] / other['p90_s']:.2f}" if other and row["hints"] else ""
-        seconds = [f"{row[name]:.2f}" for name in ("p50_s", "p90_s", "p99_s")]
+        seconds = [f"{row[name]:.2f}" if name in row else "" for name in SECONDS]
         minutes = f"{row['seconds'] / 60:g}"
         lines.append(
             [row["scene"], said, minutes, f"{row['turns']:,}", f"{row['found']:.1%}", *seconds, ratio]
@@ -39,6 +42,7 @@ def _hour() -> str:
                 "first token p50",
                 "p90",
                 "p99",
+                "side requests p90",
                 "p90 / none",
             ],
             lines,

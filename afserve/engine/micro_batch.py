@@ -23,6 +23,7 @@ from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.logprobs import logprobs_of
 from afserve.engine.sampler import Failure, Sampler, rows_of
+from afserve.engine.scheduling.found_below import NONE_BELOW
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.scheduling.sequence import Sequence
@@ -338,6 +339,7 @@ def _event(
         logprobs=logprobs,
         prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
         cached_tokens=sequence.cached_tokens if first else 0,
+        found_below=sequence.found_below if first else NONE_BELOW,
         queued=queued,
         purpose=sequence.request.purpose,
         routed=take_routed(sequence) if sequence.routed else None,

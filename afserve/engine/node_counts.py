@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from afserve.comm.m2n.waves import RecoveryStats
-from afserve.engine.kv.tiers import DISK, HOST
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import COPIES, ORDINARY, PEER, RETAINED, AttentionStats, KvStats, TierStats
+from afserve.engine.stats import COPIES, ORDINARY, RETAINED, AttentionStats, KvStats, TierStats
 from afserve.engine.stats.drafts import DraftStats
 from afserve.engine.step.meter import Meter
 
@@ -55,12 +54,12 @@ def counted(
             evicted=s.pool.evicted[ORDINARY],
             evicted_copies=s.pool.evicted[COPIES],
             evicted_retained=s.pool.evicted[RETAINED],
-            peer_tokens=s.prefix.by_tier[PEER],
+            peer_tokens=s.prefix.below.peer,
         ),
         tiers=replace(
             tiers,
-            hit_tokens=s.prefix.by_tier[DISK],
-            host=replace(tiers.host, hit_tokens=s.prefix.by_tier[HOST]),
+            hit_tokens=s.prefix.below.disk,
+            host=replace(tiers.host, hit_tokens=s.prefix.below.host),
         ),
         drafts=drafts,
     )

@@ -56,6 +56,7 @@ from afserve.control.wire.values import (
     Traced,
     Unheard,
 )
+from afserve.engine.scheduling.found_below import FoundBelow
 from afserve.engine.scheduling.request import (
     NO_TENANT,
     GenerationRequest,
@@ -235,6 +236,7 @@ event = st.builds(
     logprobs=st.lists(logprob, max_size=2).map(tuple),
     prompt_logprobs=st.lists(st.none() | logprob, max_size=3).map(tuple),
     cached_tokens=st.integers(0, 2**31),
+    found_below=st.builds(FoundBelow, *3 * [st.integers(0, 2**31)]),
     pooled=st.binary(max_size=16),
     queued=st.floats(0, 1e6),
     routed=st.none()

@@ -65,6 +65,7 @@ def test_another_process_life_finds_the_store(node, expected):
     events = second.ask(rest_of(request, answer, 5))
     assert collect([replace(e, handle=0) for e in events])[0] == answer[40:]
     assert sum(e.cached_tokens for e in events) == 72 == second.stats().hit_tokens
+    assert sum(e.found_below.disk for e in events) == 72, "whose key asked hears where it was"
 
 
 def test_other_salts_and_other_models_find_nothing(node, tiny_checkpoint, tmp_path):

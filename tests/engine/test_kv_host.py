@@ -39,17 +39,19 @@ def node(tmp_path, tiny_checkpoint):
 
 
 def asked_again(one, answers):
-    """Every prompt, then every follow-up, over a cache that holds one sequence; tokens that were found."""
-    found = 0
+    """Every prompt, then every follow-up, over a cache that holds one sequence. Events say what came from below it."""
+    below = 0
     for request, answer in zip(requests(prompts()), answers, strict=True):
-        assert collect([replace(e, handle=0) for e in one.ask(request)])[0] == answer
+        events = one.ask(request)
+        assert collect([replace(e, handle=0) for e in events])[0] == answer
+        below += sum(event.found_below.host for event in events)
     for request, answer in zip(requests(prompts()), answers, strict=True):
         events = one.ask(rest_of(request, answer, 10 + request.handle))
         assert collect([replace(e, handle=0) for e in events])[0] == answer[40:]
         cached = sum(event.cached_tokens for event in events)
         assert cached == (len(request.prompt_ids) + 39) // 8 * 8
-        found += cached
-    return found
+        below += sum(event.found_below.host for event in events)
+    assert below == one.stats().host.hit_tokens
 
 
 @pytest.mark.by_day(1)

@@ -1,6 +1,8 @@
 """Blocks that are asked to be kept go last, for a time, up to a share, and hurt nobody."""
 
+import itertools
 import random
+from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from afserve.clock import FakeClock
 from afserve.config import EngineConfig
 from afserve.engine.kv.blocks import BlockPool
-from afserve.engine.kv.retained import SHARE, Owned, Retention
+from afserve.engine.kv.retained import SHARE, Owned, RetainedBlocks, Retention
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, Tenant
 from afserve.engine.scheduling.scheduler import Scheduler
 
@@ -105,6 +107,29 @@ def test_who_keeps_what_is_told_and_can_be_let_go():
     filled(pool, 2, 400, retain=Retention("c", 60.0))
     assert pool.unpin(None) >= 2 and not pool.retained.owned()
     pool.check([])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans(), st.integers(0, 99)), max_size=80))
+def test_whoever_has_most_gives_up_first(steps):
+    """However owners come and go: compared with counting all of them."""
+    kept, blocks, left = RetainedBlocks(1000, FakeClock(0.0)), itertools.count(), dict[int, str]()
+    for owner, comes, which in steps:
+        if comes or not left:
+            block = next(blocks)
+            kept.ask(block, Retention(owner, 60.0))
+            assert kept.keep_idle(block, block)
+            left[block] = owner
+        else:
+            block = list(left)[which % len(left)]
+            kept.drop(block)
+            del left[block]
+    while left:
+        counts = Counter(left.values())
+        block, _ = kept.give_up()
+        owner = left[block]
+        assert counts[owner] == max(counts.values()) and block == min(b for b in left if left[b] == owner)
+        del left[block]
+    assert not len(kept)
 
 
 @settings(max_examples=40, deadline=None)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.server.live.history import KEPT_SECONDS, History
+from afserve.server.metrics.key_meter import KeyCounts
 
 LATENCY = {"first_token": {"p50": 0.1, "p90": 0.2, "p99": 0.3}, "inter_token": None}
 
@@ -37,10 +38,13 @@ def test_hits_are_by_tier_and_shares_by_key():
     """A key that asked nothing since has no share, and one whose counts began anew no wrong one."""
     history, node = History(), stats(0)
     history.add_sample(
-        100.0, [view("attention-0", node)], LATENCY, {"a": (100, 90), "b": (50, 0), "c": (70, 70)}
+        100.0,
+        [view("attention-0", node)],
+        LATENCY,
+        {"a": KeyCounts(100, 90), "b": KeyCounts(50, 0), "c": KeyCounts(70, 70)},
     )
     found = replace(node, prefix_hits=600, kv=replace(node.kv, peer_tokens=200))
-    later = {"a": (200, 115), "b": (50, 0), "c": (10, 0), "d": (8, 4)}
+    later = {"a": KeyCounts(200, 115), "b": KeyCounts(50), "c": KeyCounts(10), "d": KeyCounts(8, 4)}
     history.add_sample(102.0, [view("attention-0", found)], LATENCY, later)
     history.add_sample(104.0, [view("attention-0", found)], LATENCY, later)
     columns = history.columns()
@@ -51,7 +55,7 @@ def test_hits_are_by_tier_and_shares_by_key():
 def test_a_key_that_comes_back_goes_on_from_what_it_had():
     history = History()
     for at, keys in enumerate(({"a": (100, 0)}, {"b": (8, 2)}, {"a": (110, 5)})):
-        history.add_sample(float(at), [], LATENCY, keys)
+        history.add_sample(float(at), [], LATENCY, {key: KeyCounts(*counts) for key, counts in keys.items()})
     assert history.columns()["keys"] == {"a": [None, 0.5], "b": [0.25, None]}
 
 

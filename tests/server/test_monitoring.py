@@ -11,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.engine.stats import HostStats, TierStats
 from afserve.server.metrics.goodput import Times
 
@@ -39,7 +40,7 @@ def told(make_backend, run_server, nodes):
     attention = replace(nodes[0], stats=replace(nodes[0].stats, tiers=tiers))
     with run_server(make_backend(nodes=(attention, *nodes[1:]))) as server:
         metrics = server.app.state.service.models.first_model.metrics
-        metrics.keys.count_first("a", 9, 4)
+        metrics.keys.count_first("a", 9, TokenEvent(1, (), cached_tokens=4))
         metrics.goodput.first(Times(1.0, service_class="chat"), 9, 0.1)
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}, timeout=60)
         text = httpx.get(f"{server.url}/metrics", timeout=60).text

@@ -1,13 +1,18 @@
 """--warm-ahead: what is computed once a chat was answered is the beginning of its next prompt, in every family's form;
 nobody waits for it, and without the flag there is none."""
 
+import asyncio
 import time
+from array import array
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from afserve.clock import FakeClock
 from afserve.engine.scheduling.request import SamplingParams
-from afserve.server.answers.next_turns import WarmPrompts
+from afserve.server.answers.next_turns import MOST, WarmPrompts
+from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.fields import Fields
 from afserve.server.text.kinds import BodyKind
 from afserve.server.text.prepare import Preparer
@@ -105,8 +110,74 @@ def test_warm_prompts_are_computed_again_while_they_are_to_stay(make_backend, ru
         assert http.post("/v1/cache/warm", json={"prompt": "other words", "retain": 0}).status_code == 200
         first = backend.requests[0].prompt_ids
         assert waits_for(lambda: sum(one.ahead for one in backend.requests) >= 2), "nobody looked after it"
+        assert http.delete("/v1/cache").status_code == 200
+        (keeper,) = running.app.state.service.models.first_model.keeping_warm
+        assert not keeper.kept
     again = [one for one in backend.requests if one.ahead]
     assert {one.prompt_ids for one in again} == {first} and all(500 < one.retain <= 600 for one in again)
+
+
+class Looked(WarmPrompts):
+    """What it would compute again."""
+
+    def __init__(self, backend):
+        metrics = SimpleNamespace(clock=FakeClock())
+        super().__init__(SimpleNamespace(backend=backend, metrics=metrics, model_name="nano"), pause=0.0)
+
+    def warm(self, owner, *prompts, salt=""):
+        scheduling = Scheduling(tenant=owner, cache_salt=salt, retain=600.0)
+        self.warmed(SimpleNamespace(prompts=[array("i", one) for one in prompts], scheduling=scheduling))
+
+    def tokens(self):
+        return [array("i", tokens).tolist() for tokens, _ in self.kept]
+
+
+def test_what_is_unpinned_is_looked_after_no_longer(make_backend):
+    looked = Looked(make_backend())
+    looked.warm("alice", [1, 2], [1, 2, 3], [4])
+    looked.warm("bob/batch", [5], [1, 2, 3, 4], salt="own")
+    looked.unpinned("alice", array("i", [1, 2, 3]), "")
+    assert looked.tokens() == [[4], [5], [1, 2, 3, 4]], "its beginning has the same blocks"
+    looked.unpinned("alice", array("i", [5]), "own")
+    looked.unpinned("bob", array("i", [5]), "")
+    assert looked.tokens() == [[4], [5], [1, 2, 3, 4]], "another key's, and another salt's"
+    looked.unpinned("bob", array("i"), "")
+    assert looked.tokens() == [[4]]
+    looked.unpinned(None, array("i"), "")
+    assert not looked.tokens()
+
+
+def test_whoever_warms_the_most_loses_the_first(make_backend):
+    looked = Looked(make_backend())
+    looked.warm("alice", [1], [2])
+    looked.warm("bob", *([number] for number in range(10, 10 + MOST)))
+    assert looked.tokens() == [[1], [2], *([number] for number in range(12, 10 + MOST))]
+
+
+def test_what_is_unpinned_while_it_is_computed_ends(make_backend):
+    """No node had time for it yet."""
+
+    async def unpinned():
+        backend = make_backend()
+        backend.open = lambda request: SimpleNamespace(events=waits)
+        looked = Looked(backend)
+        looked.warm("alice", [1, 2])
+        await looked.begin()
+        await asyncio.wait_for(begun.wait(), 20)
+        looked.unpinned(None, array("i"), "")
+        await asyncio.wait_for(ended.wait(), 20)
+        await looked.end()
+
+    async def waits():
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+            yield
+        finally:
+            ended.set()
+
+    begun, ended = asyncio.Event(), asyncio.Event()
+    asyncio.run(unpinned())
 
 
 def test_without_the_flag_nothing_is_computed_ahead(http, server):

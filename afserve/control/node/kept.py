@@ -13,6 +13,7 @@ from afserve.clock import Clock
 from afserve.control.node.journal import LEFT, Journal, Stay
 from afserve.control.wire.keeping import Keep, KeptAnswer
 from afserve.control.wire.request_values import Held, Refused, gateway_of
+from afserve.engine.scheduling.found_below import NONE_BELOW
 from afserve.engine.scheduling.request import (
     NOT_PREDICTED,
     GenerationRequest,
@@ -100,6 +101,7 @@ class KeptRequest:
             logprobs=tuple(self.logprobs[max(0, skipped - self.bare) :]),
             prompt_logprobs=() if first is None else first.prompt_logprobs,
             cached_tokens=0 if first is None else first.cached_tokens,
+            found_below=NONE_BELOW if first is None else first.found_below,
             queued=0.0 if first is None else first.queued,
             predicted=sum_predicted(of for behind, of in self.predicted if behind > start),
             routed=routed,

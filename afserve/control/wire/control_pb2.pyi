@@ -292,7 +292,7 @@ class Tokens(_message.Message):
     def __init__(self, request: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., token: _Optional[_Iterable[int]] = ..., extra: _Optional[_Iterable[_Union[Extra, _Mapping]]] = ...) -> None: ...
 
 class Extra(_message.Message):
-    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled", "accepted", "rejected", "routed")
+    __slots__ = ("event", "finish_reason", "stop_token_id", "cached_tokens", "error", "logprobs", "prompt_logprobs", "queued", "pooled", "accepted", "rejected", "routed", "from_peer", "from_host", "from_disk")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +305,9 @@ class Extra(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
+    FROM_PEER_FIELD_NUMBER: _ClassVar[int]
+    FROM_HOST_FIELD_NUMBER: _ClassVar[int]
+    FROM_DISK_FIELD_NUMBER: _ClassVar[int]
     event: int
     finish_reason: str
     stop_token_id: int
@@ -317,7 +320,10 @@ class Extra(_message.Message):
     accepted: int
     rejected: int
     routed: RoutedExperts
-    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ..., routed: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
+    from_peer: int
+    from_host: int
+    from_disk: int
+    def __init__(self, event: _Optional[int] = ..., finish_reason: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., error: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ..., queued: _Optional[float] = ..., pooled: _Optional[bytes] = ..., accepted: _Optional[int] = ..., rejected: _Optional[int] = ..., routed: _Optional[_Union[RoutedExperts, _Mapping]] = ..., from_peer: _Optional[int] = ..., from_host: _Optional[int] = ..., from_disk: _Optional[int] = ...) -> None: ...
 
 class RoutedExperts(_message.Message):
     __slots__ = ("layers", "top_k", "width", "data")

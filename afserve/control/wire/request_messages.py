@@ -20,6 +20,7 @@ from afserve.control.wire.request_values import (
     Submit,
     Tokens,
 )
+from afserve.engine.scheduling.found_below import FoundBelow
 from afserve.engine.scheduling.request import (
     NO_ORIGIN,
     NO_TENANT,
@@ -55,6 +56,7 @@ def _put_extra(event: TokenEvent, index: int, proto: Proto) -> None:
     proto.event = index
     proto.finish_reason = event.finish_reason or ""
     proto.cached_tokens = event.cached_tokens
+    proto.from_peer, proto.from_host, proto.from_disk = event.found_below
     proto.error = event.error or ""
     if event.stop_token_id is not None:
         proto.stop_token_id = event.stop_token_id
@@ -98,6 +100,7 @@ def _take_event(request: int, run: tuple[int, ...], extra: Proto) -> TokenEvent:
         logprobs=tuple(_take_logprob(item) for item in extra.logprobs),
         prompt_logprobs=tuple(_take_logprob(item) if item.known else None for item in extra.prompt_logprobs),
         cached_tokens=extra.cached_tokens,
+        found_below=FoundBelow(extra.from_peer, extra.from_host, extra.from_disk),
         error=extra.error or None,
         pooled=extra.pooled,
         queued=extra.queued,

@@ -32,11 +32,34 @@ class Owned:
     seconds: float
 
 
+class _BySize:
+    """Owners by how many blocks they keep. Each change is of one block, however many owners there are."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, dict[str, None]] = {}
+        self._most = 0
+
+    def change(self, owner: str, before: int, after: int) -> None:
+        if before:
+            del self._owners[before][owner]
+            if not self._owners[before]:
+                del self._owners[before]
+        if after:
+            self._owners.setdefault(after, {})[owner] = None
+        if after > self._most or self._most not in self._owners:
+            self._most = after
+
+    def fullest(self) -> str:
+        """Of several the one that has had so many for longest."""
+        return next(iter(self._owners[self._most]))
+
+
 class RetainedBlocks:
     def __init__(self, blocks: int, clock: Clock | None = None) -> None:
         self._most, self._clock = blocks // SHARE, clock or MonotonicClock()
         self._asked: dict[int, tuple[str, float]] = {}  # by block, held ones too: whose, and until when
         self._idle: dict[str, OrderedDict[int, int]] = {}  # by owner, in the order of release
+        self._sizes = _BySize()
         self._count = 0
         self._next = float("inf")  # nothing that is kept ends before
 
@@ -73,7 +96,9 @@ class RetainedBlocks:
         if asked is None or not self._most or asked[1] <= self._clock.now():
             self._asked.pop(block, None)
             return False
-        self._idle.setdefault(asked[0], OrderedDict())[block] = released
+        blocks = self._idle.setdefault(asked[0], OrderedDict())
+        blocks[block] = released
+        self._sizes.change(asked[0], len(blocks) - 1, len(blocks))
         self._count += 1
         self._next = min(self._next, asked[1])
         return True
@@ -91,6 +116,7 @@ class RetainedBlocks:
     def _take(self, owner: str, block: int) -> int:
         blocks = self._idle[owner]
         released = blocks.pop(block)
+        self._sizes.change(owner, len(blocks) + 1, len(blocks))
         if not blocks:
             del self._idle[owner]
         self._count -= 1
@@ -109,7 +135,7 @@ class RetainedBlocks:
 
     def give_up(self) -> Released:
         """The one that was released first, of the owner who has most."""
-        owner = max(self._idle, key=lambda name: len(self._idle[name]))
+        owner = self._sizes.fullest()
         return self._let_go(owner, next(iter(self._idle[owner])))
 
     def owned(self) -> list[Owned]:

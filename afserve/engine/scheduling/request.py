@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from afserve.drafts import DRAFT_TOKENS
+from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.errors import RequestError, shown
 
@@ -322,16 +323,14 @@ class TokenEvent:
     name of ASKED where what was asked cannot be done, and else tells of the model. Nobody changes one: it is not frozen
     because that takes 0.9 us more, for each token at both of its ends.
 
-    `pooled`, where it was asked for: the last hidden state of the prompt's last token, after the final norm, as so many
-    little-endian float32 numbers, as a vector of length 1. Causal attention lets that token alone see the whole prompt.
-    `cached_tokens`, of the prompt and of what was generated before, and `queued`, the seconds that it waited to be
-    planned, come with a request's first event at a node;
-    `prompt_logprobs` with the first event of one that began without generated tokens.
+    `pooled`, where it was asked for: the last hidden state of the prompt's last token, which alone sees the whole
+    prompt, after the final norm, as a vector of length 1 in little-endian float32 numbers.
+    A request's first event at a node has `cached_tokens` of prompt and earlier answer, those of them `found_below` the
+    cache, the seconds `queued` until it was planned and, where nothing was generated before, `prompt_logprobs`.
     `routed`, where it was asked for: the experts of tokens, going on where the last event's ended. Of the n tokens that
     prompt and answer have so far, those of the first n - 1 were told.
     `row`, where it was wanted: what the last layer gave for the last token before these, in the model's dtype.
-    `purpose` is the request's. `predicted` is what became of the tokens of its `prediction`
-    that the step verified.
+    `purpose` is the request's, `predicted` what became of the tokens of its `prediction` that the step verified.
     """
 
     handle: int
@@ -341,6 +340,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
+    found_below: FoundBelow = NONE_BELOW
     error: str | None = None
     pooled: bytes = b""
     row: bytes = b""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.kv.blocks import ROOT, Hash, block_hash, salted
+from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, TokenLogprob
 from afserve.engine.scheduling.routed_experts import RoutedExperts
@@ -45,6 +46,7 @@ class Sequence:
     entered: int = 0
     turn: int = 0
     cached_tokens: int = 0
+    found_below: FoundBelow = NONE_BELOW
     started: bool = False
     arrived: float = 0.0
     planned: float | None = None

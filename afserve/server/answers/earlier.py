@@ -17,6 +17,7 @@ from afserve.tokens.tokenizer import Tokenizer
 MOST_ENDS = 4096  # places of a prompt where an answer may end
 MOST_ANSWER = 1 << 14  # tokens of one that is kept
 MOST_TAIL = 256  # tokens between the last special one and the end of a prompt, which answers are read with
+_ENTRY = 64  # what an answer takes beside its ids, in tokens' memory: many short ones are bounded too
 _Key = bytes
 
 
@@ -81,7 +82,7 @@ class AnswerTokens:
         with self._lock:
             self._forget(key)
             self._kept[key] = _Kept(start, own)
-            self._tokens += len(own)
+            self._tokens += len(own) + _ENTRY
             while self._tokens > self._most:
                 self._forget(next(iter(self._kept)))
 
@@ -117,7 +118,7 @@ class AnswerTokens:
 
     def _forget(self, key: _Key) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
-            self._tokens -= len(kept.ids)
+            self._tokens -= len(kept.ids) + _ENTRY
 
 
 def _begin(salt: str) -> "hashlib.blake2b":

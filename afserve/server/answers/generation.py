@@ -175,8 +175,7 @@ class SequenceRun:
         if self._timed:
             if not self._began:
                 self._began, prompt = True, self._task.prompt(self._index)
-                key = self._task.account.owner
-                self._model.metrics.keys.count_first(key, len(prompt), event.cached_tokens)
+                self._model.metrics.keys.count_first(self._task.account.owner, len(prompt), event)
             self._timer.saw(event)
         if self._ids is not None:
             self._ids.extend(event.token_ids)

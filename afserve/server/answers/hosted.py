@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
@@ -17,6 +18,16 @@ from afserve.server.text.preparers import unserved
 from afserve.tokens.tokenizer import Tokenizer
 
 
+class StaysWarm(Protocol):
+    """Who looks after prompts that were warmed."""
+
+    def warmed(self, asked: Prepared) -> None:
+        """Its prompts are to stay, for as long as it says."""
+
+    def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
+        """They need not any more: this prompt with its salt, all where it is empty; of this key, None for all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hosted:
     backend: Backend
@@ -25,7 +36,7 @@ class Hosted:
     earlier: AnswerTokens
     advice: Adviser
     keeper: ThreadPoolExecutor
-    on_warmed: list[Callable[[Prepared], None]] = field(default_factory=list)
+    keeping_warm: list[StaysWarm] = field(default_factory=list)
     followers: list[Callable[[Prepared, "array[int]", "Future[None] | None"], None]] = field(
         default_factory=list
     )

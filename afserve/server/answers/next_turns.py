@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,6 +27,7 @@ MOST = 64  # conversations at a time; of others nothing is computed
 SECONDS = 300.0  # then who was answered is hardly there any more
 PAUSE = 30.0  # seconds between two looks after warm prompts
 _LOOK = 0.05  # seconds between two looks for a free text process
+_Warm = tuple[bytes, str]  # token ids and a salt
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -94,22 +95,41 @@ class NextTurns:
 
 class WarmPrompts:
     """Prompts of one model that a client has warmed, the last one first. A prompt that nodes still have costs them the
-    end of it."""
+    end of it. Beyond `MOST` whoever has most of them loses the one that was warmed first."""
 
     def __init__(self, model: Hosted, pause: float = PAUSE) -> None:
         self._model, self._pause = model, pause
-        self._until: OrderedDict[tuple[bytes, str], tuple[float, Scheduling]] = OrderedDict()
+        self.kept: OrderedDict[_Warm, tuple[float, Scheduling]] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
+        self._computed: tuple[_Warm, asyncio.Timeout] | None = None  # what is looked after now
 
     def warmed(self, asked: Prepared) -> None:
-        """These are to stay. Beyond `MOST` the ones warmed first are left to what they are."""
         until = self._model.metrics.clock.now() + asked.scheduling.retain
         for prompt in asked.prompts:
             key = prompt.tobytes(), asked.scheduling.cache_salt
-            self._until[key] = until, asked.scheduling
-            self._until.move_to_end(key)
-            while len(self._until) > MOST:
-                self._until.popitem(last=False)
+            self.kept[key] = until, asked.scheduling
+            self.kept.move_to_end(key)
+            if len(self.kept) > MOST:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        owners = [_owner(scheduling) for _, scheduling in self.kept.values()]
+        most = Counter(owners).most_common(1)[0][0]
+        self._drop(next(key for key, owner in zip(self.kept, owners, strict=True) if owner == most))
+
+    def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
+        """With a prompt goes what it begins with: their blocks are the same."""
+        told = prompt.tobytes()
+        for key, (_, scheduling) in list(self.kept.items()):
+            if owner in (None, _owner(scheduling)) and (
+                not told or (told.startswith(key[0]) and key[1] == salt)
+            ):
+                self._drop(key)
+
+    def _drop(self, key: _Warm) -> None:
+        self.kept.pop(key, None)
+        if self._computed is not None and self._computed[0] == key:
+            self._computed[1].reschedule(0.0)
 
     async def begin(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -117,24 +137,34 @@ class WarmPrompts:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._pause)
-            for (tokens, salt), (until, scheduling) in reversed(list(self._until.items())):
+            for key, (until, scheduling) in reversed(list(self.kept.items())):
                 left = until - self._model.metrics.clock.now()
                 if left <= 0:
-                    self._until.pop((tokens, salt), None)
-                    continue
-                try:
-                    async with asyncio.timeout(SECONDS):
-                        await compute_ahead(self._model, scheduling, array("i", tokens), left)
-                except TimeoutError:
-                    break  # nodes are busy: later
-                except AfserveError as error:
-                    log.info(
-                        "a warm prompt of %s is not looked after: %s", self._model.model_name, error.message
-                    )
+                    self.kept.pop(key, None)
+                if key in self.kept and not await self._look_after(key, scheduling, left):
                     break
+
+    async def _look_after(self, key: _Warm, scheduling: Scheduling, left: float) -> bool:
+        """Whether nodes had time for it; else all wait for the next look."""
+        try:
+            async with asyncio.timeout(SECONDS) as limit:
+                self._computed = key, limit
+                await compute_ahead(self._model, scheduling, array("i", key[0]), left)
+        except TimeoutError:
+            return False
+        except AfserveError as error:
+            log.info("a warm prompt of %s is not looked after: %s", self._model.model_name, error.message)
+            return False
+        finally:
+            self._computed = None
+        return True
 
     async def end(self) -> None:
         """The gateway stops."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _owner(scheduling: Scheduling) -> str:
+    return Tenant(scheduling.tenant).owner

@@ -2,6 +2,7 @@
 admin, and everybody where no key is asked for, sees all."""
 
 import asyncio
+from array import array
 from collections.abc import Iterator
 
 from starlette.requests import Request
@@ -21,6 +22,7 @@ from afserve.server.replies.refusal import json_response
 from afserve.server.text.kinds import BodyKind
 
 Row = dict[str, object]
+_ALL = array("i")
 _MEMORY, _HOST, _DISK = "memory", "host", "disk"
 
 
@@ -52,21 +54,26 @@ class CacheEndpoints:
         assert isinstance(asked, Prepared)
         model, account = service.models.named(asked.model), account_of(request.scope)
         salt, owner = account.scheduled(asked.scheduling).cache_salt, _owner(request)
-        found = [
-            (model.model_name, await model.backend.kept_cache(owner, unpin=True, prompt=prompt, salt=salt))
-            for prompt in asked.prompts
-        ]
+        found = [await _ask(model, owner, unpin=True, prompt=prompt, salt=salt) for prompt in asked.prompts]
         return json_response(_unpinned(found))
 
     async def _ask(self, request: Request, *, unpin: bool) -> list[tuple[str, CacheKept]]:
         """Of one model or of all, at once."""
         models, owner = self._models(request), _owner(request)
-        answers = await asyncio.gather(*(each.backend.kept_cache(owner, unpin=unpin) for each in models))
-        return [(each.model_name, answer) for each, answer in zip(models, answers, strict=True)]
+        return await asyncio.gather(*(_ask(each, owner, unpin=unpin) for each in models))
 
     def _models(self, request: Request) -> list[Hosted]:
         name = request.query_params.get("model")
         return list(self._service.models) if name is None else [self._service.models.named(name)]
+
+
+async def _ask(
+    model: Hosted, owner: str | None, *, unpin: bool, prompt: "array[int]" = _ALL, salt: str = ""
+) -> tuple[str, CacheKept]:
+    for keeper in model.keeping_warm if unpin else ():
+        keeper.unpinned(owner, prompt, salt)
+    kept = await model.backend.kept_cache(owner, unpin=unpin, prompt=prompt, salt=salt)
+    return model.model_name, kept
 
 
 def _owner(request: Request) -> str | None:

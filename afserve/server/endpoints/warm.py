@@ -24,8 +24,8 @@ class WarmEndpoint(PromptsEndpoint[int]):
 
     def computed(self, model: Hosted, asked: Prepared) -> None:
         if asked.scheduling.retain > 0:
-            for listener in model.on_warmed:
-                listener(asked)
+            for keeper in model.keeping_warm:
+                keeper.warmed(asked)
 
     def draw_body(self, task: Task, results: list[int], seconds: float) -> bytes:
         said = {

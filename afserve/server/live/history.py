@@ -7,11 +7,12 @@ from types import MappingProxyType
 
 from afserve.control.wire.view_values import NodeView
 from afserve.engine.stats import AttentionStats
+from afserve.server.metrics.key_meter import KeyCounts
 
 KEPT_SECONDS = 600.0
 LATENCIES = ("first_token", "inter_token")
 Quantiles = Mapping[str, float] | None
-KeyFigures = Mapping[str, tuple[int, int]]  # prompt tokens, and those of them that were found
+KeyFigures = Mapping[str, KeyCounts]
 _NO_KEYS: KeyFigures = MappingProxyType({})
 
 
@@ -81,10 +82,10 @@ def _counted(one: AttentionStats) -> Mapping[str, int]:
 
 def _shares(before: KeyFigures, now: KeyFigures) -> dict[str, float]:
     found = {}
-    for key, (asked, cached) in now.items():
-        then = before.get(key, (0, 0))
-        if asked > then[0]:
-            found[key] = max(0, cached - then[1]) / (asked - then[0])
+    for key, counts in now.items():
+        then = before.get(key, KeyCounts())
+        if counts.asked > then.asked:
+            found[key] = max(0, counts.found - then.found) / (counts.asked - then.asked)
     return found
 
 

@@ -1,13 +1,43 @@
-"""What each key asked and found in the caches: a bounded number of keys by name, all others together."""
+"""What each key asked and found, and in which tier: a bounded number of keys by name, all others together."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+from afserve.engine.scheduling.request import TokenEvent
 from afserve.metrics import MetricFamily, totals
 
 MOST = 24  # keys that are shown by name
 KEPT = 10_000  # names that are remembered; a key file that is edited while it is served could bring more
 OTHERS = "other keys"  # no key has a name with a space
+
+
+class KeyCounts(NamedTuple):
+    """Prompt tokens that were asked, those of them that were found, and those of these that came from below a cache."""
+
+    asked: int = 0
+    found: int = 0
+    peer: int = 0
+    host: int = 0
+    disk: int = 0
+
+    def plus(self, other: "KeyCounts") -> "KeyCounts":
+        return KeyCounts(*map(sum, zip(self, other, strict=True)))
+
+    def tiers(self) -> dict[str, int]:
+        """Tokens found, by where they were."""
+        below = {"peer": self.peer, "host": self.host, "disk": self.disk}
+        return {"memory": self.found - sum(below.values()), **below}
+
+
+def counted(prompt_tokens: int, first: TokenEvent) -> KeyCounts:
+    """Of a request with this first event. No more is found in all tiers than the prompt has."""
+    left = found = min(first.cached_tokens, prompt_tokens)
+    below: list[int] = []
+    for tokens in first.found_below:
+        below.append(min(tokens, left))
+        left -= below[-1]
+    return KeyCounts(prompt_tokens, found, *below)
 
 
 class KeyMeter:
@@ -21,19 +51,19 @@ class KeyMeter:
     def __init__(self, most: int = MOST, kept: int = KEPT) -> None:
         self._most, self._kept = most, kept
         self._tokens: Counter[str] = Counter()  # of every key that is remembered, shown or not
-        self._own: dict[str, tuple[int, int]] = {}  # what was counted while the key was shown
+        self._own: dict[str, KeyCounts] = {}  # what was counted while the key was shown
         self._shown: set[str] = set()
-        self._others = (0, 0)
+        self._others = KeyCounts()
 
-    def count_first(self, key: str, prompt_tokens: int, cached_tokens: int) -> None:
+    def count_first(self, key: str, prompt_tokens: int, first: TokenEvent) -> None:
         """A request of this key has its first token."""
         if not key or not prompt_tokens:
             return
-        counted = prompt_tokens, min(cached_tokens, prompt_tokens)
+        counts = counted(prompt_tokens, first)
         if self._shows(key, prompt_tokens):
-            self._own[key] = _sum(self._own.get(key, (0, 0)), counted)
+            self._own[key] = self._own.get(key, KeyCounts()).plus(counts)
         else:
-            self._others = _sum(self._others, counted)
+            self._others = self._others.plus(counts)
 
     def _shows(self, key: str, prompt_tokens: int) -> bool:
         if key not in self._tokens and len(self._tokens) >= self._kept:
@@ -49,21 +79,19 @@ class KeyMeter:
         self._shown.add(key)
         return True
 
-    def figures(self) -> Mapping[str, tuple[int, int]]:
-        """(prompt tokens, those of them that were found), those who asked the most first, the others last."""
-        shown = sorted(self._shown, key=lambda key: (-self._own[key][0], key))
+    def figures(self) -> Mapping[str, KeyCounts]:
+        """Those who asked the most first, the others last."""
+        shown = sorted(self._shown, key=lambda key: (-self._own[key].asked, key))
         own = [(key, self._own[key]) for key in shown]
-        return dict([*own, *([(OTHERS, self._others)] if self._others[0] else ())])
+        return dict([*own, *([(OTHERS, self._others)] if self._others.asked else ())])
 
     def families(self) -> Iterator[MetricFamily]:
         figures = self.figures()
-        for at, name, help in (
-            (0, "prompt", "Prompt tokens that got an answer, by key."),
-            (1, "cached", "Those of them that were found in caches."),
-        ):
-            samples = [((("key", key),), counts[at]) for key, counts in figures.items()]
-            yield totals(f"afserve_key_{name}_tokens", help, samples)
-
-
-def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
+        asked = [((("key", key),), counts.asked) for key, counts in figures.items()]
+        yield totals("afserve_key_prompt_tokens", "Prompt tokens that got an answer, by key.", asked)
+        found = [
+            ((("key", key), ("tier", tier)), tokens)
+            for key, counts in figures.items()
+            for tier, tokens in counts.tiers().items()
+        ]
+        yield totals("afserve_key_cached_tokens", "Those of them that were found, by where they were.", found)

@@ -32,8 +32,8 @@ export function drawKeys({ key_hits }, then, elapsed, at) {
   before = key_hits;
   const had = name => then && Object.hasOwn(then.key_hits, name) ? then.key_hits[name] : left.get(name) ?? [0, 0];
   const lately = Object.fromEntries(all.map(([name, counts]) => [name, since(counts, had(name))]));
-  fillRows($("by-key").tBodies[0], all.map(([name, [asked, found]]) =>
-    [name, asked.toLocaleString("en"), found.toLocaleString("en"), percent(found / asked), said(lately[name])]));
+  fillRows($("by-key").tBodies[0], all.map(([name, [asked, found, ...below]]) =>
+    [name, asked.toLocaleString("en"), found.toLocaleString("en"), percent(found / asked), said(lately[name]), ...where(found, below)]));
   use(all.slice(0, LINES.length).map(([name]) => name));
   if (remembered) chart.before([...remembered.at], remembered.keys);
   remembered = null;
@@ -43,6 +43,12 @@ export function drawKeys({ key_hits }, then, elapsed, at) {
 // The share found since then; null where nothing was asked, also where a key's counts began anew.
 function since([asked, found], [askedThen, foundThen]) {
   return asked > askedThen ? Math.max(0, found - foundThen) / (asked - askedThen) : null;
+}
+
+// Of what was found: the share that lay in the cache, and those that came from below it.
+function where(found, below) {
+  const here = found - below.reduce((sum, tokens) => sum + tokens, 0);
+  return [here, ...below].map(tokens => tokens ? percent(tokens / found) : "");
 }
 
 const said = share => share === null ? "" : percent(share);
