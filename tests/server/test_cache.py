@@ -131,7 +131,7 @@ def test_our_client_asks_too_and_tiers_are_told_where_there_are_any(make_backend
     backend = make_backend(nodes=(node,))
     asked = []
 
-    async def kept_cache(owner, *, unpin):
+    async def kept_cache(owner, *, unpin, prompt, salt):
         asked.append((owner, unpin))
         return CacheKept((), complete=False)
 
