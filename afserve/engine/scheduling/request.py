@@ -340,7 +340,6 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     cached_tokens: int = 0
-    found_below: FoundBelow = NONE_BELOW
     error: str | None = None
     pooled: bytes = b""
     row: bytes = b""
@@ -348,3 +347,4 @@ class TokenEvent:
     purpose: Purpose = ANSWER
     predicted: Predicted = field(default=NOT_PREDICTED, compare=False)
     routed: RoutedExperts | None = None
+    found_below: FoundBelow = NONE_BELOW
