@@ -159,9 +159,7 @@ def pytest_runtest_setup() -> None:
     """What a test, and the fixtures that it is the first to ask for, draw without a seed of their own does not depend
     on the tests before it."""
     random.seed(0)
-    if (
-        "torch" in sys.modules
-    ):  # or it draws nothing, and begins with a seed of its own that is always the same
+    if "torch" in sys.modules:  # which begins with a seed of its own that is always the same
         sys.modules["torch"].manual_seed(0)
 
 

@@ -66,7 +66,7 @@ class Cluster:
         addresses = self.addresses = [address for _, address in pairs]
         self.links = [
             ExpertLink(
-                wrap(connect.connect(addresses, attention=a, layout=layout, timeout=5.0)),
+                wrap(connect.connect(addresses, attention=a, layout=layout, timeout=60.0)),
                 attention=a,
                 layout=layout,
                 placement=placement,

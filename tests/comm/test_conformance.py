@@ -18,7 +18,7 @@ def opener(kind, credentials=NOBODYS):
         ]
         addresses = [address for _, address in pairs]
         fronts = [
-            connect.connect(addresses, attention=a, layout=layout, timeout=5.0, credentials=credentials)
+            connect.connect(addresses, attention=a, layout=layout, timeout=PATIENCE, credentials=credentials)
             for a in range(attention)
         ]
         return Ends(fronts, [end for end, _ in pairs])

@@ -136,7 +136,7 @@ def test_a_waiter_that_spins_gets_whole_messages():
     """Many pieces, while the waiter fetches them; every row is checked."""
     turns = 60
     end, address = connect.listen("shm", expert=0, attention_nodes=1, layout=LONG)
-    front = connect.connect([address], attention=0, layout=LONG, timeout=5.0)
+    front = connect.connect([address], attention=0, layout=LONG, timeout=60.0)
 
     def relay():
         for _ in range(turns):

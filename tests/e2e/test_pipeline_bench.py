@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.cli.bench.pipeline import rows, setups, table
+from afserve.cli.bench.pipeline import setups, table
 from afserve.cli.bench.pipeline_node import Setup
 from afserve.cli.main import run
 from afserve.errors import ConfigError
@@ -14,28 +14,24 @@ SHARES = ("attention_bubble", "expert_bubble", "hidden")
 
 
 @pytest.mark.process
-def test_every_number_is_measured_on_two_by_three(tmp_path: Path) -> None:
-    (setup,) = setups("nano", tmp_path, 2, 3, [4], 8, 24, 1)
-    together, apart = rows(setup, [2])
-    assert together["mode"] == "colocated" and float(str(together["tok_s"])) > 0
+def test_every_number_is_measured_on_two_by_three_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    sizes = ["--batch", "4", "--micro-batches", "2", "--prompt-len", "8", "--output-len", "24"]
+    nodes = ["--attention", "2", "--experts", "3"]
+    assert run(["bench", "pipeline", *nodes, *sizes, "--json", "--out", str(out)]) == 0
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    together, apart = (json.loads(line) for line in out.read_text().splitlines())
+    assert printed == [together, apart]
+    assert {"machine", "commit", "date", "nodes", "threads", "model"} <= set(apart)
+    assert together["mode"] == "colocated" and together["tok_s"] > 0
     assert apart["mode"] == "afd" and apart["batch"] == 4 and apart["micro_batches"] == 2
     for name in ("tok_s", "attention_us", "expert_us", "under_way_us", "messages_per_call"):
-        assert float(str(apart[name])) > 0, name
+        assert apart[name] > 0, name
     for name in SHARES:
-        assert -0.01 <= float(str(apart[name])) <= 1, name
+        assert -0.01 <= apart[name] <= 1, name
     assert table([together, apart])
-
-
-@pytest.mark.process
-def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rows.jsonl"
-    sizes = ["--batch", "2", "--micro-batches", "1", "--prompt-len", "8", "--output-len", "16"]
-    assert run(["bench", "pipeline", *sizes, "--json", "--out", str(out)]) == 0
-    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    kept = [json.loads(line) for line in out.read_text().splitlines()]
-    assert printed == kept
-    assert [row["mode"] for row in kept] == ["colocated", "afd"]
-    assert {"machine", "commit", "date", "nodes", "threads", "model"} <= set(kept[1])
 
 
 def test_a_setup_survives_its_trip_to_a_process(tmp_path: Path) -> None:

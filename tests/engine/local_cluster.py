@@ -118,7 +118,7 @@ class LocalCluster:
             addresses.append(address)
         fronts = []
         for index in range(attention):
-            end = connect.connect(addresses, attention=index, layout=layout, timeout=1.0)
+            end = connect.connect(addresses, attention=index, layout=layout, timeout=60.0)
             link = open_link(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )

@@ -68,7 +68,7 @@ class Rig:
         placement = Placement.contiguous(layers=LAYERS, experts=4, nodes=1)
         self.links = [
             ExpertLink(
-                connect.connect([address], attention=a, layout=LAYOUT, timeout=1.0),
+                connect.connect([address], attention=a, layout=LAYOUT, timeout=60.0),
                 attention=a,
                 layout=LAYOUT,
                 placement=placement,

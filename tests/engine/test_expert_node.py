@@ -54,7 +54,7 @@ class Rig:
         )
         self.links = [
             ExpertLink(
-                connect.connect([address], attention=a, layout=layout, timeout=1.0),
+                connect.connect([address], attention=a, layout=layout, timeout=60.0),
                 attention=a,
                 layout=layout,
                 placement=self.placement,

@@ -158,7 +158,7 @@ class AttentionProcess(Process):
     def connect(self, first: Peers) -> None:
         world, clock = self.world, self.world.clock
         addresses = {peer.life.index: peer.address for peer in first.experts}
-        end = connect.connect(addresses, attention=self.node.index, layout=world.layout, timeout=1.0)
+        end = connect.connect(addresses, attention=self.node.index, layout=world.layout, timeout=60.0)
         self.link = ExpertLink(
             FaultyTransport(end, world.faults()),
             attention=self.node.index,
