@@ -99,10 +99,16 @@ class ModelSpec:
     def moe_layers(self) -> int:
         return len(self.moe_layer_ids)
 
+    @property
+    def routed_predictors(self) -> int:
+        """Of the MoE layers, those that predict."""
+        return sum(layer >= self.layers for layer in self.moe_layer_ids)
+
     @cached_property
     def windowed_layers(self) -> tuple[int, ...]:
         """Those that see a window of the last tokens, where others see all; of a model with windows alone none."""
-        found = tuple(n for n, kind in enumerate(self.pattern) if self.kinds[kind].attention.window)
+        own = enumerate(self.pattern[: self.layers])
+        found = tuple(n for n, kind in own if self.kinds[kind].attention.window)
         return found if len(found) < self.layers else ()
 
     @property
@@ -157,15 +163,24 @@ class ModelSpec:
             )
         return replace(self, pattern=self.pattern[:layers])
 
-    def predicting(self) -> "ModelSpec":
+    def predicting(self, *, narrow: bool = False) -> "ModelSpec":
         """With one layer of multi-token prediction, which is as the last one that keeps keys, chooses what it attends
-        itself and has experts."""
-        alike = next(
-            kind
-            for kind in reversed(self.pattern)
-            if self.kinds[kind].moe is not None and self.kinds[kind].attention.keeps_for_itself
-        )
-        return replace(self, pattern=(*self.pattern, alike), predictors=1)
+        itself and has experts; a `narrow` one is as those that have a window and, behind it, as those that have no
+        experts. Raises ConfigError where the model has none of these."""
+        last = [self.kinds[kind] for kind in reversed(self.pattern)]
+        if not narrow:
+            alike = next(one for one in last if one.moe is not None and one.attention.keeps_for_itself)
+            return replace(self, pattern=(*self.pattern, self.kinds.index(alike)), predictors=1)
+        windowed = next((one.attention for one in last if one.attention.window), None)
+        dense = next((one.ffn for one in last if one.moe is None), None)
+        if windowed is None or dense is None:
+            raise ConfigError(
+                f"--draft mtp: the layer of multi-token prediction of {self.family} is one with a window and without "
+                "experts, and none of this model's layers says how; use --draft suffix",
+                param="draft",
+            )
+        kinds = (*self.kinds, LayerSpec(windowed, dense))
+        return replace(self, kinds=kinds, pattern=(*self.pattern, len(self.kinds)), predictors=1)
 
     def fingerprint(self) -> str:
         """Hex digest of the whole shape; equal on every node that serves the same model."""

@@ -29,8 +29,8 @@ _METHODS: Mapping[str, DraftMethod] = {
 }
 _SERVED = ("ngram", "suffix", "mtp", "eagle3", "draft_model")
 _NOT_DONE: Mapping[str, str] = {
-    **dict.fromkeys(("eagle", "medusa", "mlp_speculator"), "heads beside the model are not run"),
-    **dict.fromkeys(("dflash", "dspark"), "drafts of whole blocks are not made"),
+    **dict.fromkeys(("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 alone are run"),
+    **dict.fromkeys(("dflash", "dspark"), "drafters of a whole block at once are not run"),
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
@@ -147,7 +147,7 @@ def _method(keys: _Keys) -> DraftMethod:
             )
     elif model is not None and _predicts(name):
         keys.passed.append("model")  # its layer is the served checkpoint's own
-    elif model is not None and name is None:
+    elif model and name is None:
         name = "draft_model"
     elif model is not None and name in _METHODS:
         refuse(f"model: {shown(model)}: method {name} reads none, {' and '.join(_OF_A_FOLDER)} do")

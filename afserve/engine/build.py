@@ -91,7 +91,7 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
                 "--device-exchange out",
                 param="device_exchange",
             )
-        exchange = spec.moe_layers - spec.predictors
+        exchange = spec.moe_layers - spec.routed_predictors
     return Layout(
         hidden=spec.expert_width,
         top_k=spec.top_k,

@@ -121,7 +121,8 @@ def served_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
         return spec
     if why := _predicts_not(source, spec):
         raise ConfigError(f"--draft {draft}: {why}; --draft ngram needs no such layer", param="draft")
-    return spec.predicting()
+    names = naming_of(spec).predictor
+    return spec.predicting(narrow=names is not None and names.narrow)
 
 
 def _predicts_not(source: ModelSource, spec: ModelSpec) -> str:

@@ -13,10 +13,16 @@ from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from tests.conftest import DEEPSEEK, SIZES, TINY
 from tests.engine.driving import collect, config, drive, prompts
+from tests.engine.test_drafted_answers import PLACES, answered
+from tests.families import tiny
 
 NEW, WORDS = 60, 9
 NEXT_NAMES = {
     "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm",
+}  # fmt: skip
+MIMO_NAMES = {
+    "mtp_block.": "", "post_norm.": "final_layernorm.", "post_attention_layernorm.": "pre_mlp_layernorm.",
+    "self_attn.sinks": "self_attn.attention_sink_bias",
 }  # fmt: skip
 KINDS = {
     "DeepseekV3": {**DEEPSEEK, "q_lora_rank": 28, "n_group": 4, "topk_group": 2, "n_shared_experts": 1},
@@ -101,27 +107,57 @@ def test_drafted_tokens_are_those_of_transformers(model, monkeypatch):
         assert found[length][1] == pytest.approx(wanted[length][1], abs=1e-4)
 
 
-@pytest.mark.slow
-def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypatch):
-    """transformers does not generate with it: its decoder layer and norms, over all rows of what was answered."""
-    kind, folder = "Qwen3Next", tmp_path / "next"
+def next_named(name, tensor):
+    for old, new in NEXT_NAMES.items():
+        name = f"{new}.weight" if name == f"{old}.weight" else name
+    return named("mtp." if name.split(".")[0] in NEXT_NAMES.values() else "mtp.layers.0.", name, tensor)
+
+
+def mimo_named(name, tensor):
+    for old, new in MIMO_NAMES.items():
+        name = name.replace(old, new)
+    return {f"model.mtp.layers.0.{name}": tensor.contiguous()}
+
+
+APART = {
+    "Qwen3Next": (TINY["qwen3-next"][1], {"mtp_layer_types": ["full_attention"]}, next_named),
+    "MiMoV2Flash": (
+        tiny.TINY["mimo"][1],
+        {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["dense"]},
+        mimo_named,
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=APART)
+def apart(request, tmp_path_factory):
+    """A model whose layer of multi-token prediction has names of its own, and that layer as transformers computes
+    it."""
+    kind, folder = request.param, tmp_path_factory.mktemp("apart")
+    fields, layers, stored_as = APART[kind]
     torch.manual_seed(5)
-    settings = transformers.Qwen3NextConfig(**TINY["qwen3-next"][1] | {"vocab_size": WORDS})
-    oracle = transformers.Qwen3NextForCausalLM(settings).eval()
-    oracle.save_pretrained(folder)
-    oracle.config.num_mtp_layers, oracle.config.mtp_layer_types = 1, ["full_attention"]
+    settings = getattr(transformers, f"{kind}Config")(**fields | {"vocab_size": WORDS})
+    oracle = getattr(transformers, f"{kind}ForCausalLM")(settings)
+    oracle.set_attn_implementation("eager")
+    oracle.eval().save_pretrained(folder)
+    oracle.config.num_mtp_layers = 1
+    for name, types in layers.items():
+        setattr(oracle.config, name, types)
     predictor = MtpModel(oracle, 1).eval()
     tensors = load_file(folder / "model.safetensors")
     with torch.no_grad():
         for parameter in predictor.layers.parameters():
             parameter.normal_(0.0, 0.15)
     for name, tensor in predictor.layers[0].state_dict().items():
-        for old, new in NEXT_NAMES.items():
-            name = f"{new}.weight" if name == f"{old}.weight" else name
-        tensors |= named(
-            "mtp." if name.split(".")[0] in NEXT_NAMES.values() else "mtp.layers.0.", name, tensor
-        )
+        tensors |= stored_as(name, tensor)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return oracle, predictor, ModelSource(str(folder), kind)
+
+
+@pytest.mark.slow
+def test_drafted_tokens_are_those_of_a_layer_with_names_of_its_own(apart, monkeypatch):
+    """transformers does not generate with these: their decoder layer and norms, over all rows of what was answered."""
+    oracle, predictor, source = apart
     found: dict[int, int] = {}
     kept = LayerDrafter.add
 
@@ -131,7 +167,6 @@ def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypat
 
     monkeypatch.setattr(LayerDrafter, "add", note)
     (ids,) = prompts((23,), WORDS)
-    source = ModelSource(str(folder), kind)
     params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
     asked = [GenerationRequest(0, ids, params)]
     node = colocated(source, config(draft="mtp:2", max_batch_tokens=9))
@@ -146,3 +181,18 @@ def test_drafted_tokens_of_qwen3_next_are_those_of_its_layer(tmp_path, monkeypat
         wanted = oracle.lm_head(out)[0].argmax(-1).tolist()
     assert len(found) > NEW // 3
     assert found == {length: wanted[length - 2] for length in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_all_is_told_as_without_drafts(place, apart):
+    """With windows in a cache of their own, too."""
+    fields = {"max_tokens": 30, "ignore_eos": True, "logprobs": 1, "return_routed_experts": True}
+    asked = [
+        GenerationRequest(i, ids, SamplingParams(temperature=i % 2 * 0.9, seed=i, **fields))
+        for i, ids in enumerate(prompts((3, 21, 40, 9, 33, 17), WORDS))
+    ]
+    source = apart[2]
+    windows = {"window_blocks": 80} if apart[0].config.model_type == "mimo_v2_flash" else {}
+    plain = answered(source, place, asked, max_batch_tokens=24, **windows)
+    assert answered(source, place, asked, "mtp:3", max_batch_tokens=24, **windows) == plain

@@ -75,7 +75,7 @@ def width_of(experts: int) -> int:
 
 def row_bytes_of(spec: ModelSpec) -> int:
     """Of one token, in the layers of the model itself."""
-    return (spec.moe_layers - spec.predictors) * spec.top_k * width_of(spec.choices)
+    return (spec.moe_layers - spec.routed_predictors) * spec.top_k * width_of(spec.choices)
 
 
 def check_size(tokens: int, row_bytes: int) -> None:

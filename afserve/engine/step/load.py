@@ -67,7 +67,7 @@ class ExpertLoad:
     @classmethod
     def of(cls, spec: ModelSpec, micro_batches: int, device: torch.device) -> "ExpertLoad":
         own = spec.moe_layers, spec.experts
-        return cls(*own, micro_batches, device, spec.predictors, spec.choices)
+        return cls(*own, micro_batches, device, spec.routed_predictors, spec.choices)
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         """Of the next layer."""
@@ -101,8 +101,10 @@ class ExpertLoad:
         _share(noted_LTK, decodes, self._decode, self._prefill)
 
     def predicted(self, expert_TK: Tensor, decodes: int) -> None:
-        """The layer of multi-token prediction ran for these rows, the first `decodes` of which were no prompt's."""
-        _share(expert_TK[None], decodes, *self._predicted)
+        """The layer of multi-token prediction ran for these rows, the first `decodes` of which were no prompt's. One
+        without experts has no columns."""
+        if expert_TK.shape[1]:
+            _share(expert_TK[None], decodes, *self._predicted)
 
     def touched(self, micro_batch: int) -> int | None:
         """Distinct experts of one layer in its last step, if they were counted: now and then, and on no device."""

@@ -40,7 +40,8 @@ class PredictorNames:
     """What a layer of multi-token prediction has beside a decoder layer's tensors: norms of the embedding and of the
     hidden row, what joins both, and the norm before the head. They are below the `stem`, and the decoder layer's below
     its `layers.0.`; without one both are below a further layer's. `field` of config.json has the number of such layers;
-    where it has none, the tensors tell."""
+    where it has none, the tensors tell. A `narrow` one has a window and no experts, though others of the model have;
+    `post_norm`: what it calls the norm before its FFN, where that is a name of its own."""
 
     embedding_norm: str = "enorm.weight"
     hidden_norm: str = "hnorm.weight"
@@ -48,6 +49,8 @@ class PredictorNames:
     last_norm: str = "shared_head.norm.weight"
     stem: str = ""
     field: str = "num_nextn_predict_layers"
+    narrow: bool = False
+    post_norm: str = ""
 
 
 PREDICTOR_APART = PredictorNames(
@@ -124,6 +127,7 @@ class Naming:
 
     def layer(self, layer: int, rest: str) -> str:
         if layer == self.layer_count and self.predictor is not None and self.predictor.stem:
+            rest = self.predictor.post_norm or rest if rest == self.post_norm else rest
             return f"{self.predictor.stem}.layers.0.{rest}"
         whole, part = divmod(layer, self.parts)
         return f"{self.stem}.{self.layers}.{whole}.{rest.replace('{part}', str(part))}"

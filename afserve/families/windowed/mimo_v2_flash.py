@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from afserve.config_json import ConfigFields
 from afserve.families.pattern.family import Family
-from afserve.families.pattern.naming import Naming
+from afserve.families.pattern.naming import Naming, PredictorNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import sigmoid_groups, sparse_layers, stack
 from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_marks
@@ -56,6 +56,21 @@ def _moe_layers(fields: ConfigFields) -> Collection[int]:
     return frozenset(layer for layer, mark in enumerate(layer_marks(fields, "moe_layer_freq")) if mark)
 
 
+_PREDICTOR = PredictorNames(
+    "layers.0.enorm.weight",
+    "layers.0.hnorm.weight",
+    "layers.0.eh_proj.weight",
+    "layers.0.final_layernorm.weight",
+    stem="model.mtp",
+    field="",
+    narrow=True,
+    post_norm="pre_mlp_layernorm.weight",
+)
+"""The first of its layers of multi-token prediction: each is one for a further token, this one drafts all of them. Its
+source is vLLM's mimo_v2_mtp.py, which runs the first alone, too."""
+
 FAMILY = Family(
-    _layers, Naming(sinks="attention_sink_bias"), defaults={"rms_norm_eps": 1e-5, "v_head_dim": 128}
+    _layers,
+    Naming(sinks="attention_sink_bias", predictor=_PREDICTOR),
+    defaults={"rms_norm_eps": 1e-5, "v_head_dim": 128},
 )
