@@ -29,7 +29,9 @@ _METHODS: Mapping[str, DraftMethod] = {
 }
 _SERVED = ("ngram", "suffix", "mtp", "eagle3", "draft_model")
 _NOT_DONE: Mapping[str, str] = {
-    **dict.fromkeys(("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 alone are run"),
+    **dict.fromkeys(
+        ("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 alone are run"
+    ),
     **dict.fromkeys(("dflash", "dspark"), "drafters of a whole block at once are not run"),
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
