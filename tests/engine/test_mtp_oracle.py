@@ -1,5 +1,7 @@
 """What the layer of multi-token prediction drafts, beside transformers' `use_mtp`, on tiny random checkpoints."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -187,12 +189,17 @@ def test_drafted_tokens_are_those_of_a_layer_with_names_of_its_own(apart, monkey
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, apart):
     """With windows in a cache of their own, too."""
-    fields = {"max_tokens": 30, "ignore_eos": True, "logprobs": 1, "return_routed_experts": True}
+    fields: dict[str, Any] = {
+        "max_tokens": 30,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "return_routed_experts": True,
+    }
     asked = [
         GenerationRequest(i, ids, SamplingParams(temperature=i % 2 * 0.9, seed=i, **fields))
         for i, ids in enumerate(prompts((3, 21, 40, 9, 33, 17), WORDS))
     ]
     source = apart[2]
-    windows = {"window_blocks": 80} if apart[0].config.model_type == "mimo_v2_flash" else {}
+    windows: dict[str, Any] = {"window_blocks": 80} if apart[0].config.model_type == "mimo_v2_flash" else {}
     plain = answered(source, place, asked, max_batch_tokens=24, **windows)
     assert answered(source, place, asked, "mtp:3", max_batch_tokens=24, **windows) == plain
