@@ -85,7 +85,7 @@ def evidence(rows: Sequence[ServedRow], curves: CurveSet, way: Engine = PLAIN) -
                 row.chip,
                 family.tensor_parallel,
                 family.ranks,
-                resident,
+                row.places(setting) * row.micro_batches,
                 np.array([row.tpot]),
             )
         )

@@ -23,6 +23,8 @@ from afserve.placement.planner.perf.workload import Lengths, fixed_context, from
 from afserve.placement.planner.search import PlanFamily
 
 Array = NDArray[np.float64]
+FULL_READERS = 0.6
+"""Of the requests in flight: where fewer decode, readers are full; else the wait is for the prompts in front."""
 SKEW = 0.4
 """Of the experts' popularity where a row's source does not say it, as `afserve plan` takes it."""
 
@@ -97,7 +99,7 @@ class ServedRow:
             Precision(self.weights, self.experts, self.kv),
             Routing(self.skew),
             drafts=self.drafts,
-            split_experts=not self.data_parallel and not self.expert_parallel,
+            split_experts=not self.expert_parallel and not self.expert_devices,
             concurrency=self.concurrency,
             prefill=PrefillSetting(self.prefill_devices, self.prefill_workers / self.decode_workers)
             if self.disaggregated and self.prefill_devices
@@ -105,17 +107,34 @@ class ServedRow:
         )
         return asked.served_by(engine)
 
+    @property
+    def decoded(self) -> float:
+        """Requests in decode at once, as measured: who waits for devices that read prompts is not (Little's law)."""
+        if not self.disaggregated or not self.ttft or not self.answer:
+            return self.concurrency
+        decode = self.answer * self.tpot
+        share = decode / (self.ttft + decode)
+        return self.concurrency * (share if share < FULL_READERS else 1.0)
+
+    def places(self, setting: Setting) -> Array:
+        """Requests per rank and micro-batch for which there is room; 0 where the weights do not fit, so that what the
+        row says is wrong."""
+        return self._each(self.concurrency, setting)
+
     def batch(self, setting: Setting) -> Array:
-        """Requests per rank and micro-batch; 0 where the weights do not fit, so that what the row says is wrong."""
+        """Of those, the ones in decode."""
+        return self._each(self.decoded, setting)
+
+    def _each(self, requests: float, setting: Setting) -> Array:
         family = self.family
         room = family.batch_limit(setting)
-        held = min(self.concurrency, self.limit)
+        held = min(requests, self.limit)
         return np.asarray(np.minimum(np.ceil(held / (family.ranks * family.micro_batches)), room))
 
     def stages(self, setting: Setting) -> Stages:
         return self.family.stages(setting, self.batch(setting))
 
     def like(self, setting: Setting) -> Like:
-        layout = "afd" if self.expert_devices else "dp" if self.family.ranks[0] > 1 else ""
-        like = setting.like(self.chip, layout or ("tp" if setting.split_experts else "tp ep"))
+        layout = "afd" if self.expert_devices else setting.colocated(float(self.family.ranks[0]))
+        like = setting.like(self.chip, layout)
         return replace(like, drafts=self.drafts.drafter.name)

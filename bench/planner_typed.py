@@ -207,7 +207,7 @@ def typed_row(row: ServedRow, engine: str) -> tuple[str, ...]:
         f"--devices {row.devices} --tensor-parallel {1 if row.data_parallel else row.devices} "
         f"--concurrency {row.concurrency:g} --input {row.prompt:g} --output {row.answer:g}"
     ).split()
-    if not row.data_parallel and not row.expert_parallel:
+    if not row.expert_parallel:
         line.append("--expert-slices")
     if row.limit < row.concurrency:
         line += ["--max-running", f"{row.limit:g}"]

@@ -24,8 +24,7 @@ def layout_like(family: PlanFamily, setting: Setting) -> Like:
     """What measured rows are compared with, for the one layout of `family`."""
     if family.kind == "afd":
         return setting.like(family.attention, "afd")
-    one = "tp" if setting.split_experts else "tp ep"
-    return setting.like(family.attention, "dp" if family.ranks[0] > 1 else one)
+    return setting.like(family.attention, setting.colocated(float(family.ranks[0])))
 
 
 def decoding_setting(family: PlanFamily, setting: Setting) -> Setting:

@@ -15,12 +15,11 @@ from afserve.placement.planner.interval import (
     closest_row,
     decoding_setting,
     half_width,
-    layout_like,
     outside_of,
 )
 from afserve.placement.planner.perf.drafting import NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.engine_rows import ClosestRow
-from afserve.placement.planner.perf.first_token import crowd_of, first_token
+from afserve.placement.planner.perf.first_token import served_first_token
 from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
@@ -44,7 +43,8 @@ class Side:
 class Plan:
     """batch: requests per attention rank and micro-batch. error: one standard deviation of tpot, relative.
 
-    limited_by: what keeps the batch from growing (memory, SLO, the objective, or the search when none does). bound_by:
+    limited_by: what keeps the batch from growing (memory, SLO, the objective, readers that bring no more, or the search
+    when none does). bound_by:
     what the busiest station waits for (bandwidth, compute, link, latency). stages: seconds per MoE layer and
     micro-batch. half_width: of the 80 % interval of log TPOT. prefill: devices that only read prompts, None where
     those of attention do. prompt_parts: of those, how many share each prompt; prompt_alone: what the first token would
@@ -145,8 +145,11 @@ class Plan:
         return self.stages.bubbles(self.layers, self.micro_batches)
 
 
-def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limited_by: str) -> Plan:
-    """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan."""
+def plan_of(
+    family: PlanFamily, setting: Setting, index: int, batch: float, places: float, limited_by: str
+) -> Plan:
+    """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan. places: requests for which there is
+    room, where fewer decode because readers bring no more."""
     only = np.arange(len(family.ranks)) == index
     one = family.subset(only)
     stages = one.stages(setting, np.array([batch]))
@@ -163,7 +166,7 @@ def plan_of(family: PlanFamily, setting: Setting, index: int, batch: float, limi
     core = float(stages.core[0])
     busiest, bound = _binding(one, setting, times, batch)
     tpot = float(stages.tpot[0])
-    ttft = _first_token(one, setting, stages, batch)
+    ttft = _first_token(one, setting, stages, places)
     tok_s = _rate(setting, ranks * batch * family.micro_batches * family.decoders, tpot, ttft)
     width = half_width(one, decoding_setting(one, setting), times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
@@ -222,15 +225,12 @@ def _rate(setting: Setting, places: float, tpot: float, ttft: float) -> float:
     return min(rate, clients / (tpot + waiting))
 
 
-def _first_token(family: PlanFamily, setting: Setting, stages: Stages, batch: float) -> float:
+def _first_token(family: PlanFamily, setting: Setting, stages: Stages, places: float) -> float:
     """The closed form's, or that of clients which keep a fixed number of requests in flight."""
     if not setting.concurrency or family.kind == "afd":
         return float(stages.first_token[0])
-    resident = np.array([batch * family.micro_batches])
-    crowd = crowd_of(setting, family.attention, family.tensor_parallel, family.ranks, resident, stages.tpot)
-    like, requests = layout_like(family, setting), family.ranks * resident
-    factor = setting.engine.wait_factor(like, requests, family.ranks * family.tensor_parallel)
-    return float(first_token(crowd, setting.engine.wait, factor)[0])
+    split, resident = family.tensor_parallel, np.array([places * family.micro_batches])
+    return float(served_first_token(setting, family.attention, split, family.ranks, resident, stages.tpot)[0])
 
 
 def _side(chip: Hardware, devices: int, tensor_parallel: int) -> Side:

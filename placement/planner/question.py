@@ -207,7 +207,10 @@ def _best_inside(
     limited_by = limit_name if best < most else _full(setting, kept, most, index)
     if soonest:
         limited_by = "objective"
-    plan = plan_of(kept, setting, index, best, limited_by)
+    elif best < most and not _read(kept, setting, index, best + 1):
+        limited_by = "readers"
+    places = most if limited_by == "readers" else best
+    plan = plan_of(kept, setting, index, best, places, limited_by)
     return float(score[index]), replace(plan, instances=int(instances[index]))
 
 
@@ -216,6 +219,13 @@ def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
     if setting.concurrency and most * family.ranks[index] * family.micro_batches >= setting.concurrency:
         return "requests"
     return "memory" if most < BATCH_LIMIT else "search"
+
+
+def _read(family: PlanFamily, setting: Setting, index: int, batch: float) -> bool:
+    """Whether readers bring so many requests to decode in layout `index`."""
+    one = family.subset(np.arange(len(family.ranks)) == index)
+    tpot = one.stages(setting, np.array([batch])).tpot
+    return bool(one.decodes(setting, np.array([batch]), tpot)[0])
 
 
 def _cost(family: PlanFamily, objective: str) -> Array | None:

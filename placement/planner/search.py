@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.perf.first_token import readers_keep_up
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf.prefill import (
@@ -104,6 +105,13 @@ class PlanFamily:
         return with_reader(
             setting, stages, found, self.prefill, self.attention, self.ranks * resident * self.decoders
         )
+
+    def decodes(self, setting: Setting, batch: Array, tpot: Array) -> NDArray[np.bool_]:
+        """Whether readers that are given bring so many to decode; True where they are not given."""
+        if setting.prefill is None or not setting.concurrency or self.kind == "afd":
+            return np.ones(np.shape(batch), dtype=bool)
+        resident = batch * self.micro_batches
+        return readers_keep_up(setting, self.attention, self.tensor_parallel, self.ranks, resident, tpot)
 
     def left_for_prefill(self) -> Array:
         """Devices of that kind that no rank and no expert has."""
@@ -289,12 +297,12 @@ def best_batches(
     cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
     if not len(cells.low):
         return cells.family, cells.low, cells.limit
-    stages, fine = _try(cells.family, setting, targets, np.ones_like(cells.low))
+    stages, fine = _try(cells, setting, targets, np.ones_like(cells.low))
     cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
     high = cells.limit.copy()
     while (cells.low < high).any():
         middle = np.clip(np.ceil(np.sqrt(cells.low * high)), np.minimum(cells.low + 1, high), high)
-        stages, fine = _try(cells.family, setting, targets, middle)
+        stages, fine = _try(cells, setting, targets, middle)
         high = np.where(fine, high, np.maximum(middle - 1, cells.low))
         better = fine & (middle > cells.low)
         cells = replace(
@@ -330,12 +338,11 @@ class _Cells:
         return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
 
 
-def _try(
-    family: PlanFamily, setting: Setting, targets: Targets, batch: Array
-) -> tuple[Stages, NDArray[np.bool_]]:
-    stages = family.stages(setting, batch)
+def _try(cells: _Cells, setting: Setting, targets: Targets, batch: Array) -> tuple[Stages, NDArray[np.bool_]]:
+    family, stages = cells.family, cells.family.stages(setting, batch)
     keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
     fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)
     if family.prefill is not None:
         fine &= stages.prefill <= family.left_for_prefill()
+    fine &= (batch <= 1) | family.decodes(setting, batch, stages.tpot)
     return stages, np.asarray(fine)

@@ -69,3 +69,27 @@ def test_several_instances_that_decode_share_their_readers(capsys: pytest.Captur
     assert share[0] <= 0.5 and share[1] >= 3
     assert run(["plan", *f"{line} --input 2048 --output 66 --top 9".split()]) == 0
     assert "2 x 1 h200" in capsys.readouterr().out
+
+
+def test_only_as_many_decode_as_readers_bring(capsys: pytest.CaptureFixture[str]) -> None:
+    """By Little's law: requests in flight are those that decode, and the rate times the wait for the first token."""
+    line = (
+        "--model deepseek-v3 --pool gb200=32 --engine sglang --kind colocated --devices 32 --tensor-parallel 1 "
+        "--input 8192 --output 1024 --decode-only --prefill-devices 8 --concurrency 6144"
+    )
+    many, few = (best_of(capsys, f"{line} --prefill-workers {count}") for count in (40, 5))
+    assert many["requests"] == 6144 and many["limited_by"] == "requests"
+    assert few["requests"] < 3072 and few["limited_by"] == "readers" and few["tpot_ms"] < many["tpot_ms"]
+    rate = few["requests"] / (1024 * few["tpot_ms"])
+    assert few["requests"] + rate * few["ttft_ms"] == pytest.approx(6144, rel=0.1)
+
+
+def test_sliced_experts_of_several_ranks_are_a_layout_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "--model deepseek-v3 --pool gb200=32 --engine sglang --kind colocated --devices 32 --tensor-parallel 1"
+    work = (
+        "--input 8192 --output 1024 --decode-only --prefill-devices 8 --prefill-workers 5 --concurrency 1024"
+    )
+    whole, sliced = (best_of(capsys, f"{line} {work} {more}") for more in ("", "--expert-slices"))
+    assert sliced["tpot_ms"] > whole["tpot_ms"]

@@ -20,8 +20,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crowd:
-    """What the first token waits for. attention, experts: kernel seconds of one prompt. running: requests in decode on
-    a rank, `total` on all; workers: prefill instances per rank; step: seconds; apart: 1 where prompts run elsewhere."""
+    """What the first token waits for. attention, experts: kernel seconds of one prompt. running: requests that are read
+    or in decode on a rank, `total` on all; workers: prefill instances per rank; step: seconds; apart: 1 where prompts
+    run elsewhere."""
 
     attention: Array
     experts: Array
@@ -37,14 +38,36 @@ class Crowd:
 def first_token(crowd: Crowd, wait: Wait, factor: Array | float) -> Array:
     """Seconds from a request to its first token, the mean over requests. Two things come on top of the prompts in
     front: a full prefill side lets every prompt wait for all others but those in decode, and requests beyond those
-    that run wait for a whole answer."""
+    that run wait for a whole answer. Who waits for the one does not wait for the other."""
     prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
     queued = wait.queued * np.maximum(crowd.running / crowd.workers - 1, 0.0) ** wait.power
     start = wait.start + wait.steps * crowd.step + wait.request * 1e-4 * crowd.total
     light = (start + prompt * (1 + queued)) * factor
-    full = crowd.apart * (crowd.running * prompt / crowd.workers - crowd.answer * crowd.step)
+    full = crowd.apart * (crowd.concurrency * prompt / crowd.workers - crowd.answer * crowd.step)
     blocked = (crowd.concurrency / crowd.total - 1) * crowd.answer * crowd.step
-    return np.asarray(larger(light, np.asarray(full)) + np.maximum(blocked, 0.0))
+    return np.asarray(larger(light + np.maximum(blocked, 0.0), np.asarray(full)))
+
+
+def served_first_token(
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, resident: Array, step: Array
+) -> Array:
+    """The same as the engine's rows correct it, for layouts of colocated ranks; arguments as of `crowd_of`."""
+    crowd = crowd_of(setting, chip, tensor_parallel, ranks, resident, step)
+    requests, devices = ranks * resident, ranks * tensor_parallel
+    alone, several = (
+        setting.engine.wait_factor(setting.like(chip, setting.colocated(count)), requests, devices)
+        for count in (1, 2)
+    )
+    return first_token(crowd, setting.engine.wait, np.where(ranks > 1, several, alone))
+
+
+def readers_keep_up(
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, batch: Array, tpot: Array
+) -> NDArray[np.bool_]:
+    """Whether readers bring as many requests as end where `batch` per rank decode at `tpot` seconds a token."""
+    crowd, wait = crowd_of(setting, chip, tensor_parallel, ranks, batch, tpot), setting.engine.wait
+    prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
+    return np.asarray(crowd.total * prompt / crowd.workers <= crowd.answer * tpot)
 
 
 def crowd_of(
@@ -55,7 +78,8 @@ def crowd_of(
     resident: Array,
     step: Array,
 ) -> Crowd:
-    """`resident` requests per rank are in decode, a step takes `step` seconds, on colocated ranks of `chip`."""
+    """`resident` requests per rank run, a step takes `step` seconds, on colocated ranks of `chip`. Where prompts are
+    read elsewhere, those that are read there run too."""
     here = replace(
         setting, engine=PLAIN, workload=replace(setting.workload, decode_only=False), concurrency=0.0
     )
@@ -63,9 +87,11 @@ def crowd_of(
     if prefill is None:
         attention, experts = prompt_seconds(here, chip, chip, tensor_parallel, ranks, ranks * tensor_parallel)
     else:
-        split = prefill.devices or int(ranks.flat[0]) * tensor_parallel
-        one, devices = np.ones_like(ranks), np.full_like(ranks, float(split))
-        attention, experts = prompt_seconds(here, chip, chip, split, one, devices)
+        attention, experts = np.zeros_like(ranks), np.zeros_like(ranks)
+        splits = np.full_like(ranks, prefill.devices) if prefill.devices else ranks * tensor_parallel
+        for split in np.unique(splits):
+            which, one = splits == split, np.ones(1)
+            attention[which], experts[which] = prompt_seconds(here, chip, chip, int(split), one, one * split)
     total = ranks * resident
     return Crowd(
         attention=attention,

@@ -134,6 +134,13 @@ class Setting:
             drafts=self.drafts.drafter.name if self.engine.rows.drafted else OFF,
         )
 
+    def colocated(self, ranks: float) -> str:
+        """The layout of colocated devices as measured rows name it: one rank over all of them, or several with
+        attention of their own; and experts in slices on every device, or whole on some."""
+        if ranks > 1:
+            return "dp tp" if self.split_experts else "dp"
+        return "tp" if self.split_experts else "tp ep"
+
     @property
     def tokens_per_step(self) -> float:
         return self.drafts.length

@@ -218,9 +218,10 @@ def colocated_factor(
     setting: Setting, chip: Hardware, ranks: Array, requests: Array, devices: Array
 ) -> Array:
     """What the engine's rows say of such layouts: one rank over all devices is another kind than several."""
-    one = "tp" if setting.split_experts else "tp ep"
-    alone = setting.engine.factor(setting.like(chip, one), requests, devices)
-    several = setting.engine.factor(setting.like(chip, "dp"), requests, devices)
+    alone, several = (
+        setting.engine.factor(setting.like(chip, setting.colocated(count)), requests, devices)
+        for count in (1, 2)
+    )
     return np.asarray(np.where(ranks > 1, several, alone))
 
 
