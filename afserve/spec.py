@@ -209,9 +209,11 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
             pairs = 2 * a.head_dim * (h + values)  # maps behind maps, for decays and for the output's gate
             return h * (2 * keys + 2 * values + a.heads) + pairs + (2 * keys + values) * a.taps
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
+    index = a.indexer
     if a.kind != "mla":
-        return h * (2 * a.heads * a.head_dim + a.gate_width + 2 * a.kv_heads * a.head_dim)
-    q_in, index = a.q_lora_rank or h, a.indexer
+        scored = index.dim * h * (index.heads + 1) if index else 0
+        return scored + h * (2 * a.heads * a.head_dim + a.gate_width + 2 * a.kv_heads * a.head_dim)
+    q_in = a.q_lora_rank or h
     scored = index.dim * (h + q_in * index.heads) + h * index.heads if index and index.kept else 0
     return scored + (
         (h * a.q_lora_rank if a.q_lora_rank else 0)

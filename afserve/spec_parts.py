@@ -51,13 +51,23 @@ class RopeSpec:
 class IndexerSpec:
     """DeepSeek's sparse attention: `heads` of `dim` score every cached token, the `top` best are attended. The rotary
     embedding turns neighbours where it is `interleaved`. A layer that `reuses` has no indexer, and attends what the
-    last layer with one chose."""
+    last layer with one chose.
+
+    With a `block` it is MiniMax M3's: each key head attends the `top` best aligned blocks of so many tokens, among them
+    the last `local` ones; of `heads` there is one for each key head."""
 
     heads: int
     dim: int
     top: int
     interleaved: bool = False
     reuses: bool = False
+    block: int = 0
+    local: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Tokens that are attended at most."""
+        return self.top * max(self.block, 1)
 
     @property
     def kept(self) -> int:
@@ -143,9 +153,10 @@ class AttentionSpec:
         """Cached numbers per token and layer. Values that are narrower than keys are kept as wide as these."""
         if self.recurrent:
             return 0
+        index = self.indexer.kept if self.indexer else 0
         if self.kind == "mla":
-            return self.kv_lora_rank + self.rope_dim + (self.indexer.kept if self.indexer else 0)
-        return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim))
+            return self.kv_lora_rank + self.rope_dim + index
+        return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim)) + index
 
     def kv_bytes(self, element: int) -> int:
         """Per token and layer, of numbers of so many bytes. Those of one byte have two scales in float32 for each head
@@ -178,12 +189,15 @@ class AttentionSpec:
 class DenseSpec:
     """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection; all have a `bias` or
     none has. With `normed` an RMS norm follows. `relu2` has no gate: relu(up)^2. An `inner` of 0 is none at all.
+    `alpha` and `limit` are those of "clamped_swiglu" (`MoeSpec`).
     """
 
     inner: int
     activation: str = "silu"
     bias: bool = False
     normed: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +213,8 @@ class MoeSpec:
     reads by another one, and weights are multiplied by a number for each expert.
 
     `activation` "clamped_swiglu" is gate * sigmoid(alpha * gate) * (up + 1) with the gate at most `limit` and up within
-    it on both sides (gpt-oss); "bounded_swiglu" is silu(gate) * up within the same limits, and `shared_limit` is such a
-    limit of the shared expert (Step 3.7).
+    it on both sides (gpt-oss), also of the shared expert (MiniMax M3); "bounded_swiglu" is silu(gate) * up within the
+    same limits, and `shared_limit` is such a limit of the shared expert (Step 3.7).
 
     Routers score `zero_experts` more than there are `experts`: what these give is the row itself (LongCat-Flash,
     arXiv 2509.01322). With `late` the sum of the routed experts is added behind the next layer, which has none of its

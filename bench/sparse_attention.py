@@ -38,11 +38,11 @@ INDEXER = {"index_n_heads": 16, "index_head_dim": 128, "index_topk": 2048}
 KINDS = {"sparse": {"model_type": "deepseek_v32", **INDEXER}, "full": {"model_type": "deepseek_v3"}}
 
 
-def node_of(folder: Path, kind: str, tokens: int, threads: int) -> AttentionNode[LocalTicket]:
+def node_of(folder: Path, kind: str, tokens: int, threads: int, layers: int) -> AttentionNode[LocalTicket]:
     """A model of this kind over a cache that holds one prompt and its answer."""
     longest = tokens + NEW
     (folder / kind).mkdir()
-    config = {**SHAPE, **KINDS[kind], "max_position_embeddings": longest}
+    config = {**SHAPE, **KINDS[kind], "max_position_embeddings": longest, "num_hidden_layers": layers}
     (folder / kind / "config.json").write_text(json.dumps(config))
     source = ModelSource(str(folder / kind), kind, load_format="dummy")
     blocks = 2 + longest // BLOCK
@@ -65,17 +65,17 @@ def seconds(node: AttentionNode[LocalTicket], handle: int, prompt: tuple[int, ..
     return at[0] - begin, median(after - before for before, after in pairwise(at))
 
 
-def measure(tokens: int, turns: int, threads: int) -> dict[str, object]:
+def measure(tokens: int, turns: int, threads: int, layers: int) -> dict[str, object]:
     """Each turn has a prompt of its own, so that none is found in the cache."""
     draw = random.Random(5)
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        nodes = {kind: node_of(Path(folder), kind, tokens, threads) for kind in KINDS}
+        nodes = {kind: node_of(Path(folder), kind, tokens, threads, layers) for kind in KINDS}
         for turn in range(turns):
             prompt = tuple(draw.randrange(3, SHAPE["vocab_size"]) for _ in range(tokens))
             for kind, node in nodes.items():
                 found[kind].append(seconds(node, turn, prompt))
-    row: dict[str, object] = {"tokens": tokens, "threads": threads, "turns": turns}
+    row: dict[str, object] = {"tokens": tokens, "threads": threads, "turns": turns, "layers": layers}
     for part, name in enumerate(("prompt", "token")):
         sparse, full = ([one[part] for one in found[kind]] for kind in ("sparse", "full"))
         ratios = sorted(one / other for one, other in zip(sparse, full, strict=True))
@@ -91,10 +91,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 32768], help="of the prompts")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="of both models")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     args = parser.parse_args()
     for tokens in args.tokens:
-        row = origin() | measure(tokens, args.turns, args.threads)
+        row = origin() | measure(tokens, args.turns, args.threads, args.layers)
         print(json.dumps(row), flush=True)
         if args.save:
             with OUT.open("a", encoding="utf-8") as file:

@@ -2,7 +2,7 @@
 
 A backend may keep blocks in any order (`tiled.py`); bytes outside are always in this one. A block is one row of them:
 layer after layer; of a layer its keys (G, B, D), then its values (G, B, D), or its latent rows (B, D), and the keys of
-its indexer behind them if it has one, or its state in float32, filled up to B rows; elements are the cache's dtype in
+its indexer behind either if it has one, or its state in float32, filled up to B rows; elements are the cache's dtype in
 the machine's (little-endian) order, with nothing between. In 8 bits rows of keys and latents end with scales
 (formats/eight_bits.py). `LAYOUT` is this order's version.
 
@@ -78,6 +78,24 @@ class IndexedShape:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockIndexedShape:
+    """What a layer with an indexer of blocks keeps of a token: for each of `heads` a key and a value of `size`
+    elements, in rows, since single ones are attended; and a key of `index` by which they are chosen."""
+
+    heads: int
+    size: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.heads} heads of {self.size} + {self.size} in rows with an index key of {self.index}"
+
+    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+        widths = key_width(self.size, dtype), self.size
+        k_NGBD, v_NGBD = (backend.empty_cache((blocks, self.heads, size, width), dtype) for width in widths)
+        return k_NGBD, v_NGBD, backend.empty_cache((blocks, size, key_width(self.index, dtype)), dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class StateShape:
     """What one layer keeps once in every block: `numbers` of float32, its state behind the block's last token."""
 
@@ -102,8 +120,8 @@ class StateShape:
 
 
 class PagedCache:
-    """`layers` holds each layer's tensors, (keys, values), (latent,), (latent, index keys) or (states,): ops take them,
-    nobody else looks."""
+    """`layers` holds each layer's tensors, (keys, values), (latent,), either with index keys, or (states,): ops take
+    them, nobody else looks."""
 
     def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
         self.layers = layers

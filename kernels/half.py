@@ -3,9 +3,11 @@
 It knows no backend. Shapes as in `ops.py`.
 """
 
+import torch
 from torch import Tensor
 
 from afserve.kernels.chunks import cut
+from afserve.kernels.indexer import BlockIndexer, chosen_blocks, head_rows
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half
 from afserve.kernels.paged import PagedBatch
@@ -36,11 +38,41 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
     ops.write_kv(k, v, k_NGBD, v_NGBD, batch.kv_slot_T)
     if layer.steps.chunk is not None:
         batch = cut(batch, layer.steps.chunk, shape_of(k_NGBD)[2])
-    seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
+    rows = None
+    if layer.steps.blocks is not None:
+        rows = _choose(ops, normed_TH, layer.steps.blocks, bound, batch)
+    if rows is None:
+        seen = ops.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
+    else:
+        q_SAD = q.unflatten(1, (layer.groups, -1)).flatten(0, 1)
+        k_XD, v_XD = head_rows(k_NGBD), head_rows(v_NGBD)
+        seen = ops.attend_gqa(q_SAD, k_XD, v_XD, rows, layer.scale, None).view(q.shape)
     if layer.steps.gate is not None:
         opened = (softplus if layer.steps.softplus else sigmoid)(ops.linear(normed_TH, layer.steps.gate))
         seen = seen * opened.to(seen.dtype).view(*seen.shape[:2], -1)
     return seen
+
+
+def _choose(
+    ops: Reference, normed_TH: Tensor, of: BlockIndexer, bound: BoundGqa, batch: PagedBatch
+) -> PagedBatch | None:
+    """What each key head of each token attends, None for all that it sees. The tokens' index keys are written."""
+    layer, index_NBI = bound.layer, bound.index_NBI
+    assert index_NBI is not None, "a layer with an indexer of blocks is bound with a cache of its keys"
+    half = of.turned // 2
+    cos, sin = (table[batch.position_T, :half] for table in (layer.cos_PD, layer.sin_PD))
+    row_T = torch.arange(len(normed_TH), device=normed_TH.device)
+
+    def turned(x_TGI: Tensor) -> Tensor:
+        first = ops.rope(x_TGI[..., : of.turned].contiguous(), cos, sin, row_T, False)
+        return torch.cat((first, x_TGI[..., of.turned :]), 2)
+
+    key_TI = ops.rms_norm(ops.linear(normed_TH, of.keys), of.k_norm_I, layer.eps)
+    ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, of.dim)
+    if batch.max_context <= of.reach:
+        return None
+    q_TGI = ops.linear(normed_TH, of.queries).unflatten(1, (of.heads, of.dim))
+    return chosen_blocks(turned(ops.rms_norm(q_TGI, of.q_norm_I, layer.eps)), index_NBI, batch, of)
 
 
 def _normed(ops: Reference, x_TH: Tensor, layer: GqaLayer | MlaLayer) -> Tensor:

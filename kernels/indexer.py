@@ -1,4 +1,5 @@
-"""The indexer of sparse attention (DSA): which cached rows a token attends, as values and in plain PyTorch.
+"""The indexers of sparse attention: which cached rows a token attends, as values and in plain PyTorch. First DeepSeek's
+(DSA), which chooses rows.
 
 A key of `dim` numbers is kept for each token. `heads` queries score it: the sum over heads of weight * relu(q . k). A
 token attends the `top` rows with the highest scores, or all where it sees no more than that. Of equal scores the
@@ -6,6 +7,14 @@ earlier position counts as higher, and a score that is no number as the highest:
 
 Example: top 2, scores 3, 7, 7, 7 at positions 0 to 3 -> positions 1 and 2. Sources: DeepSeek-V3.2 (arXiv 2512.02556),
 transformers' `modeling_deepseek_v32`. Shapes: T tokens, J index heads, I index key, K chosen rows, N blocks, B tokens.
+
+Then MiniMax M3's, which chooses blocks: aligned runs of `block` positions. There is an index query for each key head,
+and a block scores as the best q . k of its keys that the token sees. Attended are the `top` best blocks, among which
+the last `local` ones always are, and in all of them what the token sees. Of equal scores the earlier block counts as
+higher. Scores are sums in float64, so that a row has the same ones alone and among others.
+
+Example: blocks of 4, top 2, local 1, a token at position 9: block 2 (positions 8, 9) and the better one of blocks 0 and
+1. Source: transformers' `modeling_minimax_m3_vl`. Shapes: G key heads, D elements of a head, M blocks of keys.
 """
 
 from dataclasses import dataclass
@@ -94,3 +103,88 @@ def chosen_batch(batch: PagedBatch, slot_TK: Tensor, top: int) -> PagedBatch:
 def as_rows(cache_NBC: Tensor) -> Tensor:
     """A cache as blocks of one row each."""
     return cache_NBC.flatten(0, 1).unsqueeze(1)
+
+
+_BLOCKS_SCORED = 1 << 22  # scores of the indexer below that are held at a time, one for each key head and key
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndexer:
+    """Of block-sparse attention (MiniMax M3). `queries` (of all key heads) and `keys` are made of the normalised row,
+    and pass RMS norms of each head. Their first `turned` numbers are turned as attention's are."""
+
+    queries: PackedLinear
+    keys: PackedLinear
+    q_norm_I: Tensor
+    k_norm_I: Tensor
+    block: int
+    top: int
+    local: int
+    turned: int
+
+    @property
+    def dim(self) -> int:
+        return self.keys.outputs
+
+    @property
+    def heads(self) -> int:
+        return self.queries.outputs // self.dim
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a token attends at most; one that sees no more attends all."""
+        return self.top * self.block
+
+
+def chosen_blocks(q_TGI: Tensor, index_NBI: Tensor, batch: PagedBatch, of: BlockIndexer) -> PagedBatch:
+    """Each key head of each token as a sequence of its own, head by head within a token, over the cache as
+    `head_rows` shows it: so a row is a block."""
+    size, heads = index_NBI.shape[1], q_TGI.shape[1]
+    device, most = q_TGI.device, min(of.reach, batch.max_context)
+    row_TGK = torch.zeros((*q_TGI.shape[:2], most), dtype=torch.int32, device=device)
+    offset_B, head_G = torch.arange(size, device=device), torch.arange(heads, device=device)
+    for start, stop, context, blocks in sequences(batch, size):
+        row_C = ((blocks * heads * size)[:, None] + offset_B).flatten()[:context]
+        key_CI = latents_at(index_NBI, blocks, of.dim).flatten(0, 1)[:context].double()
+        step = max(1, _BLOCKS_SCORED // (context * heads))
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            own_Q = torch.arange(first, last, device=device) + (context - stop)
+            at_QGK = _positions(q_TGI[first:last].double() @ key_CI.t(), own_Q, of)[..., :most]
+            row_QGK = row_C[at_QGK.clamp(max=context - 1)] + (head_G * size)[:, None]
+            row_TGK[first:last, :, : row_QGK.shape[2]] = row_QGK.int()
+    return _heads_alone(batch, row_TGK, of)
+
+
+def _positions(score_QGC: Tensor, own_Q: Tensor, of: BlockIndexer) -> Tensor:
+    """(Q, G, K) int64: what queries at these positions attend, in order; what a query does not see stands behind."""
+    queries, heads, context = score_QGC.shape
+    count = -(-context // of.block)
+    own_Q11 = own_Q[:, None, None]
+    padded = score_QGC.new_full((queries, heads, count * of.block), float("-inf"))
+    padded[..., :context] = score_QGC
+    padded.masked_fill_(torch.arange(count * of.block, device=own_Q.device) > own_Q11, float("-inf"))
+    best_QGM = padded.unflatten(2, (count, of.block)).amax(-1)
+    block_M, own_block = torch.arange(count, device=own_Q.device), own_Q11 // of.block
+    near = (block_M <= own_block) & (block_M > own_block - of.local)
+    best_QGM.masked_fill_(near, float("inf"))
+    chosen = best_QGM.sort(dim=-1, descending=True, stable=True).indices[..., : of.top]
+    chosen = chosen.masked_fill(chosen > own_block, count).sort(-1).values
+    within = torch.arange(of.block, device=own_Q.device)
+    position_QGK: Tensor = (chosen[..., None] * of.block + within).flatten(2)
+    return position_QGK
+
+
+def _heads_alone(batch: PagedBatch, row_TGK: Tensor, of: BlockIndexer) -> PagedBatch:
+    (tokens, heads, most), device = row_TGK.shape, row_TGK.device
+    blocks_T = (batch.position_T // of.block + 1).clamp(max=of.top)
+    count_T = (blocks_T - 1) * of.block + batch.position_T % of.block + 1
+    count_S = count_T.int().repeat_interleave(heads)
+    start_S1 = torch.arange(tokens * heads + 1, dtype=torch.int32, device=device)
+    last_S = count_S.long() - 1
+    return PagedBatch(last_S, last_S, start_S1, count_S, row_TGK.flatten(0, 1), 1, most, singly=batch.singly)
+
+
+def head_rows(cache_NGBD: Tensor) -> Tensor:
+    """A cache in rows as blocks of one row of one head each."""
+    return cache_NGBD.flatten(0, 2)[:, None, None]

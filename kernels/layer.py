@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from afserve.kernels.indexer import BlockIndexer
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.routing import RouterRule
 
@@ -23,6 +24,7 @@ class Steps:
     what heads saw; or the `softplus` of it. `after_norm_H` is an RMS norm of what attention adds.
     `parallel`: the FFN's norm is of the row before attention adds to it. Values of each head are normalised where there
     is a `v_norm_D`. The router reads the row by a `router_norm_H` of its own, and `expert_scale_E` multiplies weights.
+    `blocks` chooses the blocks of keys that are attended.
     """
 
     centred: bool = False
@@ -39,6 +41,7 @@ class Steps:
     v_norm_D: Tensor | None = None
     router_norm_H: Tensor | None = None
     expert_scale_E: Tensor | None = None
+    blocks: BlockIndexer | None = None
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -54,6 +57,7 @@ class Steps:
             (self.v_norm_D is not None, "norms of values"),
             (self.router_norm_H is not None, "a norm for the router"),
             (self.expert_scale_E is not None, "a scale for each expert"),
+            (self.blocks is not None, "attention to chosen blocks"),
         )
         return ", ".join(name for there, name in told if there)
 
@@ -121,6 +125,7 @@ class BoundGqa:
     k_NGBD: Tensor
     v_NGBD: Tensor
     handle: object | None = None
+    index_NBI: Tensor | None = None
 
 
 class Half(NamedTuple):

@@ -17,20 +17,20 @@ from afserve.spec_parts import (
     NO_ATTENTION,
     SQUARED_RELU,
     AttentionSpec,
+    IndexerSpec,
     LayerSpec,
     RopeSpec,
 )
 
 _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional")
-_ACTIVATIONS = ("silu", SQUARED_RELU)
+_ACTIVATIONS = ("silu", SQUARED_RELU, CLAMPED_SWIGLU)
 _OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps", "rule"}
 _HEADS = ("linear_num_key_heads", "linear_num_value_heads")
 _OF_SUM = {*_OF_DELTA, "qkv_bias", "out_scale"}
 _OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
 _NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
 _SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh", SQUARED_RELU)
-_BESIDE_SHARED = (*_SHARED_ACTIVATIONS, BOUNDED_SWIGLU)
-_EXPERT_ACTIVATIONS = (*_BESIDE_SHARED, CLAMPED_SWIGLU)
+_EXPERT_ACTIVATIONS = (*_SHARED_ACTIVATIONS, BOUNDED_SWIGLU, CLAMPED_SWIGLU)
 
 
 def check(spec: ModelSpec, where: str) -> None:
@@ -80,8 +80,7 @@ def check_layer(layer: LayerSpec, where: str) -> None:
 
 def _not_run(layer: LayerSpec) -> Iterator[str]:
     yield from _attention(layer.attention)
-    lone = layer.moe is not None and not layer.moe.shared_inner
-    known = _EXPERT_ACTIVATIONS if lone else _BESIDE_SHARED if layer.moe else _ACTIVATIONS
+    known = _EXPERT_ACTIVATIONS if layer.moe else _ACTIVATIONS
     if layer.ffn.activation not in known:
         yield _unsupported(
             f"hidden_act: {shown(layer.ffn.activation)}",
@@ -89,9 +88,9 @@ def _not_run(layer: LayerSpec) -> Iterator[str]:
         )
     if layer.moe and layer.moe.apart and layer.attention.kind != "gqa":
         yield _unsupported(f"experts with norms apart behind {layer.attention.kind} attention", "gqa")
-    limited = (CLAMPED_SWIGLU, BOUNDED_SWIGLU)
-    if layer.moe and (layer.moe.limit is None) == (layer.moe.activation in limited):
-        yield _unsupported(f"swiglu_limit: {layer.moe.limit} with {layer.moe.activation}", *limited)
+    limited = (CLAMPED_SWIGLU, BOUNDED_SWIGLU) if layer.moe else (CLAMPED_SWIGLU,)
+    if (layer.ffn.limit is None) == (layer.ffn.activation in limited):
+        yield _unsupported(f"swiglu_limit: {layer.ffn.limit} with {layer.ffn.activation}", *limited)
 
 
 def _attention(a: AttentionSpec) -> Iterator[str]:
@@ -116,10 +115,29 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"a state that moves by {a.rule} in {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
-    if a.indexer and (a.kind != "mla" or a.q_lora_rank is None or a.indexer.dim < a.rope_dim):
-        latent = "latent attention with a q_lora_rank, and an index_head_dim of qk_rope_head_dim or more"
-        yield _unsupported(f"index_topk: {a.indexer.top}", latent)
+    rows = a.kind == "mla" and a.q_lora_rank is not None
+    of = a.indexer if a.indexer and not (a.indexer.block and a.kind == "gqa") else None
+    if of and (not rows or of.dim < a.rope_dim or of.block or of.local):
+        yield _no_rows(of)
     yield from _latent(a) if a.kind == "mla" else _grouped(a)
+
+
+def _no_rows(indexer: IndexerSpec) -> str:
+    latent = "latent attention with a q_lora_rank, and an index_head_dim of qk_rope_head_dim or more"
+    return _unsupported(f"index_topk: {indexer.top}", latent)
+
+
+def _of_blocks(a: AttentionSpec, of: IndexerSpec) -> Iterator[str]:
+    """What an indexer of blocks of keys does not go with."""
+    if of.heads != a.kv_heads or of.reuses:
+        yield _unsupported(f"index_n_heads: {of.heads}", f"num_key_value_heads, {a.kv_heads}")
+    if not 0 < of.local <= of.top:
+        yield _unsupported(f"index_local_blocks: {of.local}", f"1 to index_topk_blocks, {of.top}")
+    if of.dim < (a.rope.dim if a.rope else 0):
+        yield _unsupported(f"index_head_dim: {of.dim}", "rotary_dim or more")
+    if a.window or a.chunk or a.sinks or of.interleaved or (a.rope and a.rope.interleaved):
+        plain = "plain heads turned by halves, without windows, chunks or sinks"
+        yield _unsupported(f"index_topk_blocks: {of.top} with these heads", plain)
 
 
 def _divided(rope: RopeSpec) -> bool:
@@ -128,6 +146,8 @@ def _divided(rope: RopeSpec) -> bool:
 
 
 def _grouped(a: AttentionSpec) -> Iterator[str]:
+    if a.indexer:
+        yield from _of_blocks(a, a.indexer)
     if a.rope and (a.rope.dim > a.head_dim or a.rope.dim % 2):
         even = "an even number of them, up to all"
         yield _unsupported(f"rotary embedding of {a.rope.dim} of {a.head_dim} numbers of a head", even)

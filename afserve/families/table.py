@@ -46,6 +46,7 @@ from afserve.families.windowed import (
     llama4,
     mellum,
     mimo_v2_flash,
+    minimax_m3,
     step3p7,
 )
 from afserve.json_file import read_object
@@ -95,6 +96,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoe_swa": granitemoe_swa.FAMILY,
     "phimoe": phimoe.FAMILY,
     "minimax_m2": minimax_m2.FAMILY,
+    "minimax_m3_vl": minimax_m3.FAMILY,
     "dbrx": dbrx.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,
     "llama4_text": llama4.FAMILY,

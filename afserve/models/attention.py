@@ -5,21 +5,20 @@ no requests and no network. Shapes: T tokens, H hidden, A query heads, G key/val
 rope size, V value size.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import IndexedShape, LayerCache, LayerShape
-from afserve.kernels.indexer import Indexer
+from afserve.kernels.cache import BlockIndexedShape, IndexedShape, KeptShape, LayerCache, LayerShape
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.dense import Rows, Weight
-from afserve.models.halves import AttentionHalf, FfnAlone, LayerTensors
-from afserve.models.head_share import HeadShare
+from afserve.models.halves import AttentionHalf, FfnAlone, HeadShare, LayerTensors
+from afserve.models.indexers import block_indexer, latent_indexer
 from afserve.models.mixers import load_states
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
@@ -49,7 +48,10 @@ class GroupedQueryHalf:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._ops, self._order = ops, head_order(a)
         share = tensors.share
-        self.keeps = LayerShape(share.heads_of(a.kv_heads), a.head_dim, a.head_dim)
+        groups, size = share.heads_of(a.kv_heads), a.head_dim
+        self.keeps: KeptShape = LayerShape(groups, size, size)
+        if a.indexer is not None:
+            self.keeps = BlockIndexedShape(groups, size, a.indexer.dim)
         input_norm, post_norm = tensors.norms(spec)
         naming = tensors.naming
         self._prepared = ops.prepare_gqa(
@@ -98,6 +100,7 @@ class GroupedQueryHalf:
             gate=self._gate(a, spec.hidden, tensors),
             softplus=a.gate is not None and a.gate.softplus,
             after_norm_H=tensors.after_attention(a, spec.hidden),
+            blocks=None if a.indexer is None else block_indexer(a, spec.hidden, tensors),
         )
 
     def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
@@ -169,8 +172,9 @@ class GroupedQueryHalf:
         return tensors.dense.linear(weight, bias_O=bias)
 
     def bind(self, cache: LayerCache) -> "_BoundGroupedQuery":
-        k_NGBD, v_NGBD = cache
-        return _BoundGroupedQuery(self._ops, self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD))
+        k_NGBD, v_NGBD, *index = cache
+        bound = self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD)
+        return _BoundGroupedQuery(self._ops, replace(bound, index_NBI=index[0]) if index else bound)
 
 
 def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
@@ -236,7 +240,7 @@ class LatentHalf:
         assert a.rope is not None, "refused by families/limits.py"
         self._ops, latent = ops, a.kv_lora_rank + a.rope_dim
         chooses = a.indexer is not None and not a.indexer.reuses
-        indexer = _indexer(a, h, tensors) if chooses else None
+        indexer = latent_indexer(a, h, tensors) if chooses else None
         self.keeps = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
         input_norm, post_norm = tensors.norms(spec)
         q_norm = q_up = None
@@ -313,21 +317,6 @@ def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedL
         else tensors.attention("q_a_proj.bias", a.q_lora_rank)
     )
     return tensors.dense.linear(*parts, bias_O=torch.cat((q_bias, bias)))
-
-
-def _indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> Indexer:
-    """Whole on each of several devices: all of them have to choose the same rows."""
-    of, linear, read = a.indexer, tensors.dense.linear, tensors.attention
-    assert of is not None and a.q_lora_rank is not None, "refused by families/limits.py"
-    return Indexer(
-        queries=linear(read("indexer.wq_b.weight", of.heads * of.dim, a.q_lora_rank)),
-        keys=linear(read("indexer.wk.weight", of.dim, h)),
-        weights=linear(read("indexer.weights_proj.weight", of.heads, h)),
-        norm_I=read("indexer.k_norm.weight", of.dim),
-        bias_I=read("indexer.k_norm.bias", of.dim),
-        top=of.top,
-        interleaved=of.interleaved,
-    )
 
 
 def _up_projections(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Tensor]:

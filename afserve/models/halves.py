@@ -15,8 +15,7 @@ from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
-from afserve.models.dense import Dense, Weight
-from afserve.models.head_share import ALL_HEADS, HeadShare
+from afserve.models.dense import Dense, Rows, Weight
 from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -41,6 +40,31 @@ class AttentionHalf(Protocol):
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         """The same weights may be bound to several caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """Part `index` of `count` equal ones of a layer's query heads, and the key/value heads that these read: several
+    devices keep the same one where there are fewer than devices. Each computes what its heads add to the residual
+    stream (`add_heads` of models/attention.py); the sum goes into `Ops.join_half` on the first one, which adds the
+    output's bias and has the residual stream, routers, FFNs and both ends. Shapes: R rows, H hidden."""
+
+    index: int = 0
+    count: int = 1
+
+    def heads_of(self, heads: int) -> int:
+        return max(heads // self.count, 1)
+
+    def cut_rows(self, x_R: Rows, heads: int) -> Rows:
+        """The share's own, rows or numbers, out of those of `heads` one after the other."""
+        size, first = len(x_R) // heads, self.index * heads // self.count
+        return x_R[first * size : (first + self.heads_of(heads)) * size]
+
+    def cut_columns(self, x_HR: Tensor, heads: int) -> Tensor:
+        return self.cut_rows(x_HR.T, heads).T.contiguous()
+
+
+ALL_HEADS = HeadShare()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,14 @@ from afserve.kernels.pointwise import sigmoid
 from afserve.models.experts import gating_of
 from afserve.models.halves import LayerTensors
 from afserve.spec import ModelSpec
-from afserve.spec_parts import BOUNDED_SWIGLU, SQUARED_RELU, DenseSpec, MoeSpec, projections_of
+from afserve.spec_parts import (
+    BOUNDED_SWIGLU,
+    CLAMPED_SWIGLU,
+    SQUARED_RELU,
+    DenseSpec,
+    MoeSpec,
+    projections_of,
+)
 
 Maps = tuple[PackedLinear, PackedLinear]
 
@@ -99,6 +106,8 @@ class LocalFfn:
 def _gating_of(ffn: DenseSpec | MoeSpec) -> Gating | None:
     """Of a dense FFN or a shared expert; None for a plain SwiGLU."""
     if isinstance(ffn, DenseSpec):
+        if ffn.activation == CLAMPED_SWIGLU:
+            return Gating(ffn.limit, ffn.alpha)
         return Gating(squared=True) if ffn.activation == SQUARED_RELU else None
     if ffn.shared_limit is not None:
         return Gating(ffn.shared_limit, bounded=True)

@@ -17,15 +17,14 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.kv.groups import KvGroup
 from afserve.errors import ConfigError
-from afserve.kernels.cache import IndexedShape, LayerCache, LayerShape
+from afserve.kernels.cache import BlockIndexedShape, KeptShape, LayerCache, LayerShape
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.models.attention import GroupedQueryHalf, LatentHalf, load_attention
 from afserve.models.dense import Dense
-from afserve.models.halves import AttentionHalf, LayerTensors
-from afserve.models.head_share import HeadShare
+from afserve.models.halves import AttentionHalf, HeadShare, LayerTensors
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
@@ -80,13 +79,13 @@ class KeptApart:
     """What a layer keeps, in memory of every device: all keys, then all values. The bytes of a block are those of one
     device, but that they have a head as often as devices keep it."""
 
-    each: LayerShape | IndexedShape
+    each: KeptShape
     devices: tuple[Ops, ...] = field(compare=False)
 
     def __str__(self) -> str:
-        if isinstance(self.each, IndexedShape):
-            return f"{len(self.devices)} times {self.each}"
-        return str(replace(self.each, heads=len(self.devices) * self.each.heads))
+        if isinstance(self.each, LayerShape | BlockIndexedShape):
+            return str(replace(self.each, heads=len(self.devices) * self.each.heads))
+        return f"{len(self.devices)} times {self.each}"
 
     def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
         apart = [ops.open_cache([self.each], blocks, size, dtype).layers[0] for ops in self.devices]

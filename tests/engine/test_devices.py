@@ -12,7 +12,7 @@ from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.groups import GroupKind, KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
-from afserve.models.head_share import HeadShare
+from afserve.models.halves import HeadShare
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.pretended_devices import Devices, add_in_order, colocated_on

@@ -10,7 +10,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import colocated
 from tests.engine import greedy
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
-from tests.families.tiny import ALL, build
+from tests.families.tiny import ALL, build, model_and_config
 
 NEW = 24
 
@@ -41,7 +41,7 @@ def truth(checkpoint):
 
     def load(name):
         if name not in loaded:
-            model_class = getattr(transformers, ALL[name][0] + "ForCausalLM")
+            model_class = getattr(transformers, model_and_config(ALL[name][0])[0])
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")
                 loaded[name] = model_class.from_pretrained(

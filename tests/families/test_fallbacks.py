@@ -12,6 +12,7 @@ from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY
 
 NORM, CHUNKS, BESIDE = "LayerNorm", "attention in chunks", "an FFN beside attention"
+BLOCKS = {("gqa_half", "attention to chosen blocks")}
 GATE = {("gqa_half", "a gate for the output")}
 BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
 GEMMA = {
@@ -25,6 +26,8 @@ FALLEN = {
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "laguna": GATE,
+    "minimax-m3": BLOCKS,
+    "minimax-m3-odd": BLOCKS,
     "afmoe": BOTH,
     "gemma4": GEMMA,
     "gemma4-odd": GEMMA,

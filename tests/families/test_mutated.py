@@ -25,6 +25,7 @@ CHANGES = {
     "turned": lambda tensor: tensor.unsqueeze(0),
 }
 NEED_NOT_BE = ("weight_shape", "g_idx")  # of what is stored; GPTQ's is only read with act-order
+VISION = re.compile("vision|projector|patch_merge")  # of another part
 SAME_OF_ONE = ("a number", "turned")  # a scale of a whole tensor may have either shape
 FAMILIES = {model_class: name for name, (model_class, _) in reversed(TINY.items())}.values()
 DRAWN = 20
@@ -32,7 +33,11 @@ DRAWN = 20
 
 def drawn(stored, seed):
     """Some of all changes of one tensor of each kind: (name, what is done)."""
-    kinds = {re.sub(r"[0-9]+", "#", name): name for name in stored if not name.endswith(NEED_NOT_BE)}
+    kinds = {
+        re.sub(r"[0-9]+", "#", name): name
+        for name in stored
+        if not (name.endswith(NEED_NOT_BE) or VISION.search(name))
+    }
     every = [
         (name, how)
         for name, how in itertools.product(kinds.values(), CHANGES)

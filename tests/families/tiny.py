@@ -88,6 +88,27 @@ NEMOTRON = {
 }  # fmt: skip
 OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 
+MINIMAX = {
+    **SIZES, "num_hidden_layers": 4, "head_dim": 16, "rotary_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    "intermediate_size": 24,
+    "dense_intermediate_size": 80, "shared_intermediate_size": 32, "num_local_experts": 6, "num_experts_per_tok": 2,
+    "swiglu_limit": 0.4, "index_n_heads": 2, "index_head_dim": 12, "index_block_size": 4, "index_topk_blocks": 3,
+    "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+}  # fmt: skip
+# What transformers has only beside a vision part: the model, its config, and what that has besides the text part.
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+BESIDE_VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "MiniMaxM3": (
+        "MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLConfig",
+        {"projector_hidden_size": 48, "vision_config": VISION},
+    ),
+}  # fmt: skip
+
 # name -> (transformers class, config fields)
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {**OLMOE, "clip_qkv": 1.5}),
@@ -313,6 +334,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "attention_value_scale": 0.5, "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4,
          "partial_rotary_factor": 1.0} for name in FULL_FIRST[:2]}},
     ),
+    "minimax-m3": ("MiniMaxM3", MINIMAX),
+    "minimax-m3-odd": (
+        "MiniMaxM3",
+        {**MINIMAX, **ONE_GROUP, "num_hidden_layers": 3, "num_attention_heads": 3, "index_n_heads": 1,
+         "index_block_size": 5, "index_local_blocks": 2, "index_head_dim": 18, "rotary_dim": 16,
+         "rope_parameters": None,
+         "layer_types": ["minimax_m3_sparse"] * 3, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "ernie": ("Ernie4_5_Moe", {**ERNIE, "use_bias": True}),
     "ernie-no-shared": (
         "Ernie4_5_Moe",
@@ -383,6 +412,14 @@ LARGE = {
 ALL = TINY | LARGE
 
 
+def model_and_config(family: str) -> tuple[str, str]:
+    """Names of their classes in transformers."""
+    if family in BESIDE_VISION:
+        return BESIDE_VISION[family][:2]
+    part = "Text" if family in ("Llama4", "Qwen3_5Moe", "Gemma4") else ""
+    return f"{family}ForCausalLM", f"{family}{part}Config"
+
+
 def build(name: str, folder: Path) -> Path:
     import warnings
 
@@ -392,10 +429,12 @@ def build(name: str, folder: Path) -> Path:
     transformers.utils.logging.disable_progress_bar()
     family, fields = ALL[name]
     torch.manual_seed(len(name))
-    config = family + ("TextConfig" if family in ("Llama4", "Qwen3_5Moe", "Gemma4") else "Config")
+    model_class, config = model_and_config(family)
+    if family in BESIDE_VISION:
+        fields = {"text_config": fields, **BESIDE_VISION[family][2]}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a shared expert of no width
-        model = getattr(transformers, family + "ForCausalLM")(getattr(transformers, config)(**fields))
+        model = getattr(transformers, model_class)(getattr(transformers, config)(**fields))
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):
             if key.endswith("A_log"):

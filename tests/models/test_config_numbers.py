@@ -173,6 +173,14 @@ CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["axk1"] = CONFIGS["deepseek_v3"]
 CONFIGS["mistral4"] = LATENT | {"rope_parameters": COMMON["rope_parameters"] | {"llama_4_scaling_beta": 0.1}}
 CONFIGS["mistral3"] = {"text_config": {**CONFIGS["mistral4"], "model_type": "mistral4"}}
+CONFIGS["minimax_m3_vl"] = {"text_config": {
+    **COMMON, "num_local_experts": 12, "head_dim": 16, "rotary_dim": 8, "dense_intermediate_size": 80,
+    "shared_intermediate_size": 32, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "index_n_heads": 2,
+    "index_head_dim": 16, "index_block_size": 4, "index_topk_blocks": 3, "index_local_blocks": 1,
+    "routed_scaling_factor": 2.0,
+    "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}}  # fmt: skip
 CONFIGS["qwen3_vl_moe"] = {"text_config": CONFIGS["qwen3_moe"]}
 CONFIGS["gemma4"] = CONFIGS["gemma4_text"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]

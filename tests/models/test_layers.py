@@ -39,6 +39,7 @@ MLA = AttentionSpec(
     "mla", 4, 1, 28, 16, replace(ROPE, interleaved=True), q_lora_rank=12, kv_lora_rank=20, nope_dim=12, rope_dim=16
 )  # fmt: skip
 INDEXED = replace(MLA, indexer=IndexerSpec(4, 24, 4))
+BLOCKS = replace(GQA, indexer=IndexerSpec(2, 24, 2, block=4, local=1))
 GATE = GateSpec("heads")
 GATED = replace(GQA, gate=GATE)
 DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
@@ -51,6 +52,7 @@ PROPORTIONAL = replace(GQA, rope=replace(ROPE, kind="proportional", partial=0.5)
 SHORT = replace(LONGROPE, rope=replace(LONGROPE.rope, original_max=64))
 MOE = MoeSpec(8, 2, 24, 16, "softmax", groups=2, top_groups=1, selection="group_max", renormalise=True)
 CLAMPED = replace(MOE, shared_inner=0, activation="clamped_swiglu", alpha=1.5, limit=1.0)
+CLAMPED_DENSE = DenseSpec(40, "clamped_swiglu", alpha=1.5, limit=1.0)
 MIXED = replace(MOE, scoring="sparse_mixer", jitter=0.01)
 DENSE = DenseSpec(40)
 REFUSED = "refused"
@@ -149,7 +151,14 @@ OF_MLA = {
     "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
 }  # fmt: skip
 OF_GATE = {"by": "numbers", "softplus": True}
-OF_INDEXER = {"heads": 3, "dim": 20, "top": 5, "interleaved": True, "reuses": (True, REFUSED)}
+OF_INDEXER = {
+    "heads": 3, "dim": 20, "top": 5, "interleaved": True, "reuses": (True, REFUSED), "block": (4, REFUSED),
+    "local": (1, REFUSED),
+}  # fmt: skip
+OF_BLOCKS = {
+    "heads": (3, REFUSED), "dim": 20, "top": 3, "interleaved": (True, REFUSED), "reuses": (True, REFUSED), "block": 3,
+    "local": 2,
+}  # fmt: skip
 OF_DELTA = {
     "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
     "rope": (ROPE, REFUSED), "qkv_bias": (True, REFUSED), "out_bias": (True, REFUSED), "qk_norm": ("head", REFUSED),
@@ -183,6 +192,10 @@ CASES = [
     *((MLA, "", name, value) for name, value in OF_MLA.items()),
     *((GATED, "gate", name, value) for name, value in OF_GATE.items()),
     *((INDEXED, "indexer", name, value) for name, value in OF_INDEXER.items()),
+    *((BLOCKS, "indexer", name, value) for name, value in OF_BLOCKS.items()),
+    *((BLOCKS, "indexer", "local", value) for value in ((0, REFUSED), (3, REFUSED))),
+    (BLOCKS, "indexer", "dim", (14, REFUSED)),
+    *((BLOCKS, "", name, value) for name, value in (("window", (5, REFUSED)), ("sinks", (True, REFUSED)))),
     *(
         (INDEXED, "", name, value)
         for name, value in (("q_lora_rank", (None, REFUSED)), ("rope_dim", (26, REFUSED)))
@@ -207,6 +220,9 @@ CASES = [
     *((CLAMPED, "", name, value) for name, value in OF_CLAMPED.items()),
     *((MIXED, "", name, value) for name, value in OF_MIXED.items()),
     *((DENSE, "", name, value) for name, value in OF_DENSE.items()),
+    *((CLAMPED_DENSE, "", name, value) for name, value in OF_CLAMPED.items()),
+    (CLAMPED, "", "shared_inner", 16),
+    (CLAMPED_DENSE, "", "limit", (None, REFUSED)),
 ]
 
 
@@ -223,13 +239,18 @@ def test_every_field_has_its_case():
         (AttentionSpec, OF_MLA),
         (MoeSpec, experts),
     )
-    for part, cases in (*parts, (AttentionSpec, OF_DELTA), (AttentionSpec, OF_CONV), (DenseSpec, OF_DENSE)):
+    for part, cases in (
+        *parts,
+        (AttentionSpec, OF_DELTA),
+        (AttentionSpec, OF_CONV),
+        (DenseSpec, OF_DENSE | OF_CLAMPED),
+    ):
         assert {field.name for field in fields(part)} == {*cases}
 
 
 @cache
-def unchanged(attention, moe):
-    return run(checked(LayerSpec(attention, DENSE), LayerSpec(attention, moe)))
+def unchanged(attention, dense, moe):
+    return run(checked(LayerSpec(attention, dense), LayerSpec(attention, moe)))
 
 
 @pytest.mark.parametrize(("base", "part", "name", "value"), CASES)
@@ -246,9 +267,8 @@ def test_no_field_is_passed_over(base, part, name, value):
         with pytest.raises(CheckpointError, match=r"here: .* is not supported; supported: .* \(layer [01]\)"):
             checked(first, second)
     else:
-        attention = base if isinstance(base, AttentionSpec) else GQA
-        moe = base if isinstance(base, MoeSpec) else MOE
-        assert not same(run(checked(first, second)), unchanged(attention, moe))
+        bases = {AttentionSpec: GQA, DenseSpec: DENSE, MoeSpec: MOE} | {type(base): base}
+        assert not same(run(checked(first, second)), unchanged(*bases.values()))
 
 
 @pytest.mark.slow
@@ -274,7 +294,13 @@ def test_biases_are_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
-    [replace(GQA, sinks=True, window=9), replace(GQA, qkv_bias=True, gate=GateSpec("query")), DELTA, CONV],
+    [
+        replace(GQA, sinks=True, window=9),
+        replace(GQA, qkv_bias=True, gate=GateSpec("query")),
+        DELTA,
+        CONV,
+        BLOCKS,
+    ],
 )
 def test_backends_agree(attention):
     spec = checked(LayerSpec(attention, MOE))

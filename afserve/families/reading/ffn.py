@@ -1,12 +1,13 @@
 """FFNs as several families' config.json describe them, and the stack of layers that they make with attention."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
 from afserve.families.reading.layers import layer_types
-from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+from afserve.spec_parts import CLAMPED_SWIGLU, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
 TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
@@ -51,6 +52,8 @@ def stack(
         raise fields.error("intermediate_size: missing, for layers without experts", "intermediate_size")
     check_top_k(fields, moe)
     ffn = DenseSpec(dense_inner, moe.activation, moe.shared_bias)
+    if moe.activation == CLAMPED_SWIGLU:
+        ffn = replace(ffn, alpha=moe.alpha, limit=moe.limit)
     each = (attention,) * layers if isinstance(attention, AttentionSpec) else attention
     return tuple(LayerSpec(one, moe if layer in moe_ids else ffn) for layer, one in enumerate(each))
 

@@ -27,7 +27,7 @@ def _mla(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     q_rank = a.q_lora_rank or 0
     query = hidden * q_rank + q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
     weights = query + hidden * (rank + rope) + heads * rank * (nope + value) + heads * value * hidden
-    reach = a.indexer.top if a.indexer else 0
+    reach = a.indexer.reach if a.indexer else 0
     index_heads, index_dim = (a.indexer.heads, a.indexer.kept) if a.indexer else (0, 0)
     if index_dim:
         weights += hidden * index_dim + q_rank * index_heads * index_dim + hidden * index_heads
@@ -56,10 +56,12 @@ def _mfa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
 
 
 def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
-    """A chunk is counted like a window of its size."""
+    """A chunk is counted like a window of its size, an indexer's blocks as what is attended of them at most."""
     heads, kv_heads, window, both = a.heads, a.kv_heads, a.window or a.chunk or 0, a.head_dim + a.value_dim
     weights = hidden * (heads + kv_heads) * both + hidden * a.gate_width
     pair = 2.0 * heads * both
+    index_heads, index_dim = (a.indexer.heads, a.indexer.kept) if a.indexer else (0, 0)
+    weights += hidden * index_dim * (index_heads + 1)
     return AttentionLayers(
         kind="window" if window else "gqa",
         layers=layers,
@@ -69,8 +71,10 @@ def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
         prefill_pair_flops=pair,
         heads=heads,
         kv_heads=kv_heads,
-        reach=window,
+        reach=a.indexer.reach if a.indexer else window,
         holds=window,
+        scan_elems=index_dim,
+        scan_flops=2.0 * index_heads * index_dim,
         row_elems=2 * hidden + 2 * (heads + kv_heads) * both,
     )
 
