@@ -189,7 +189,7 @@ class Experts:
 def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
     """What is measured, by group: each group has a process of its own."""
     experts = Experts(ops.device)
-    kinds = (False, True) if ops.holds_fp8 else (False,)
+    kinds = (False, True) if ops.holds_fp8(torch.bfloat16) else (False,)
     found: dict[str, list[Planned]] = {
         "experts": [
             Planned(f"{'fp8' if fp8 else 'bf16'} E{n} rows{rows}", partial(experts.case, fp8, n, rows))

@@ -146,7 +146,7 @@ def places(ops: TritonBackend, experts: Experts) -> list[Place]:
         Place("gqa chunk", most, chunk, with_tile("gqa chunk", most, gqa_case, 1, 4096, 4096, 64, 4, size))
         for most, size in ((128, 128), (ALL, 256))
     ]
-    return [place for place in found if ops.holds_fp8 or place.op != "experts fp8"]
+    return [place for place in found if ops.holds_fp8(torch.bfloat16) or place.op != "experts fp8"]
 
 
 def _with_tile(

@@ -42,7 +42,7 @@ def batch_of(sequences: int, queries: int, context: int, blocks: int = 8) -> Pag
 
 def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
     """Launches by group; nothing is made before its turn."""
-    kinds = [kind for kind in KINDS if ops.holds_fp8 or kind != "fp8"]
+    kinds = [kind for kind in KINDS if ops.holds_fp8(torch.bfloat16) or kind != "fp8"]
     return {
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from afserve.kernels import _native
+from afserve.kernels.formats.scaled import BlockScaled, dequantised, quantised_blocks
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
 from afserve.kernels.packed import Biases, ExpertShape, Gating, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.reference import Reference
 from afserve.kernels.stack import LayeredExperts
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
-FLOAT_CODE, INT8_CODE, COMPACT_CODE = 0, 2, 3
+FLOAT_CODE, INT8_CODE, COMPACT_CODE, FP8_CODE = 0, 2, 3, 6
 
 
 class NativeProducts(Reference):
@@ -48,6 +49,9 @@ class NativeProducts(Reference):
 
     def holds_int4(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
+
+    def holds_fp8(self, dtype: torch.dtype) -> bool:
+        return dtype is torch.bfloat16
 
     def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
         self._engine.borrow(0 if memory_B is None else memory_B.data_ptr() + offset, memory_B)
@@ -107,6 +111,10 @@ class NativeProducts(Reference):
         if not isinstance(experts.handle, _native.Experts):
             self._plain.set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
+        if experts.fp8:
+            blocks = [quantised_blocks(weight) for weight in (*gate_up_JH.chunk(2), down_HI)]
+            self.set_expert_fp8(experts, slot, *blocks)
+            return
         up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
         code = CODES[experts.dtype]
         experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
@@ -132,6 +140,24 @@ class NativeProducts(Reference):
         held = [x.contiguous() for x in (gate_up.code_OI, gate_up.scale_OG, down.code_OI, down.scale_OG)]
         experts.handle.pack_int4(slot, *(x.data_ptr() for x in held))
         set_biases(experts.handle, slot, biases)
+
+    def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
+        if not self.holds_fp8(shape.dtype):
+            return self._fall_back("expert_ffn", _why_not(shape)).empty_experts_fp8(shape)
+        sizes = shape.slots, shape.hidden, shape.inner
+        handle = _native.Experts(*sizes, FP8_CODE, False, None, *places_of(shape))
+        return PackedExperts(*sizes, None, None, handle, shape.dtype, fp8=True)
+
+    def set_expert_fp8(
+        self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
+    ) -> None:
+        if not experts.fp8:
+            self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
+            return
+        codes = torch.cat((gate.q_OI, up.q_OI)), down.q_OI.contiguous()
+        scales = torch.cat((gate.scale, up.scale)).float(), down.scale.float().contiguous()
+        held = [x for both in zip(codes, scales, strict=True) for x in both]
+        experts.handle.pack_fp8(slot, *(x.data_ptr() for x in held))
 
     def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
         return self._linear(x_TI, packed, x_TI.dtype)

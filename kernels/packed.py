@@ -135,6 +135,7 @@ class PackedExperts:
     bias: bool = False
     place_E: list[int] | None = None
     ggml: tuple[str, str] | None = None
+    fp8: bool = False
 
     @property
     def joined(self) -> int:

@@ -59,8 +59,8 @@ class Packing:
         """Slots without weights; fill them one at a time with `set_expert`, so nothing is ever held twice.
 
         int8: weights are kept as int8 with a scale per output; rows stay in `dtype`.
-        fp8: weights are kept as e4m3 with a scale per 128x128 block, rows and activations are rounded to e4m3 per
-        128 columns on the way; needs `holds_fp8`, or raises ConfigError.
+        fp8: weights are kept as e4m3 with a scale per 128x128 block; needs `holds_fp8`, or raises ConfigError. On GPUs
+        rows and activations are rounded to e4m3 per 128 columns on the way; on CPUs they stay as they are.
         int4: weights are kept as int4 with a scale per group of inputs.
         bias: slots have biases of both projections; gating: how gate and up are joined. Neither goes with fp8.
         places: there is memory for the weights of so many slots, and `put_expert` says of which. On CPUs only.

@@ -43,17 +43,19 @@ CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 class Reference:
     """Off the CPU no op waits for the device, if the batch has its host integers. `holds_fp8`: whether slots of experts
-    can keep e4m3 blocks, which are multiplied as they are. `ggml`: what packs weights of ggml's types, if anything
-    does."""
+    for rows of a dtype can keep e4m3 blocks, which are multiplied as they are. `ggml`: what packs weights of ggml's
+    types, if anything does."""
 
     name = "torch"
     isa = ""  # the instruction set, of a native library
-    holds_fp8 = False
     ggml: GgmlPacking | None = None
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
         self.fallbacks = Fallbacks(self.name)
+
+    def holds_fp8(self, dtype: torch.dtype) -> bool:
+        return False
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
         """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the

@@ -114,7 +114,7 @@ class Keeping:
     def _stays_fp8(self, layer: int) -> bool:
         if self._spec.moe.activation != "silu":  # blocks are multiplied by a plain SwiGLU alone
             return False
-        if not self._ops.holds_fp8 or self._spec.fp8_block != (GROUP, GROUP) or self._dtype.itemsize != 2:
+        if not self._ops.holds_fp8(self._dtype) or self._spec.fp8_block != (GROUP, GROUP):
             return False
         gate = self._gate(layer)
         return gate is not None and self._source.has_tensor(gate + SCALE_SUFFIX)

@@ -39,6 +39,22 @@ def dequantised(
     return gate_up.to(dtype), down.dequantised().to(dtype)
 
 
+def quantised_blocks(weight_OI: Tensor) -> BlockScaled:
+    """The blocks that come nearest: each block's largest number becomes the largest code."""
+    rows, columns = weight_OI.shape
+    down, across = blocks_of(rows, columns)
+    wide = weight_OI.new_zeros((down * GROUP, across * GROUP), dtype=torch.float32)
+    wide[:rows, :columns] = weight_OI
+    largest = wide.abs().view(down, GROUP, across, GROUP).amax((1, 3))
+    scale = largest.clamp(min=TINY) / LARGEST
+    return BlockScaled(to_fp8(weight_OI.float() / spread(scale, (rows, columns))), scale)
+
+
+def to_fp8(x: Tensor) -> Tensor:
+    """Beyond the largest code it is that one."""
+    return x.clamp(-LARGEST, LARGEST).to(FP8)
+
+
 def blocks_of(rows: int, columns: int) -> tuple[int, int]:
     """How many scales a weight of this shape has."""
     return -(-rows // GROUP), -(-columns // GROUP)

@@ -18,7 +18,7 @@ T* at(Address address) {
 }
 
 inline Dtype dtype_of(int code) {
-  if (code < 0 || code > 4) throw std::invalid_argument("dtype code " + std::to_string(code));
+  if (code < 0 || code > int(Dtype::fp8) || code == int(Dtype::ggml)) throw std::invalid_argument("dtype code " + std::to_string(code));
   return static_cast<Dtype>(code);
 }
 

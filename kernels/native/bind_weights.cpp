@@ -115,6 +115,12 @@ void bind_weights(py::module_& m) {
              py::gil_scoped_release released;
              e.pack_ggml(slot, at<void>(gate_up), at<void>(down));
            })
+      .def("pack_fp8",
+           [](Experts& e, int slot, Address gate_up, Address gate_up_scale, Address down, Address down_scale) {
+             py::gil_scoped_release released;
+             e.pack_fp8(slot, {at<const uint8_t>(gate_up), at<const float>(gate_up_scale), e.inner()},
+                        {at<const uint8_t>(down), at<const float>(down_scale), e.hidden()});
+           })
       .def("put", [](Experts& e, int slot, int place) { e.put(slot, place); })
       .def("set_bias",
            [](Experts& e, int slot, Address gate_up, Address down) { e.set_bias(slot, at<float>(gate_up), at<float>(down)); })

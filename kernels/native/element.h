@@ -11,8 +11,8 @@ struct bf16 {
 };
 
 // compact: bf16 weights in 12 bits (compact.h). i4: codes of 4 bits with a scale per group of inputs (int4.h).
-// ggml: what GGUF files have (ggml.h).
-enum class Dtype : int { f32 = 0, bf16 = 1, i8 = 2, compact = 3, i4 = 4, ggml = 5 };
+// ggml: what GGUF files have (ggml.h). fp8: e4m3 in scaled blocks (fp8.h).
+enum class Dtype : int { f32 = 0, bf16 = 1, i8 = 2, compact = 3, i4 = 4, ggml = 5, fp8 = 6 };
 
 static inline size_t dtype_size(Dtype d) { return d == Dtype::f32 ? 4 : d == Dtype::bf16 ? 2 : 1; }
 

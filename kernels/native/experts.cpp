@@ -129,6 +129,12 @@ void Experts::pack_int4(int slot, const Int4Source& gate_up, const Int4Source& d
   down_.pack_int4(slot, down, [this](int column) { return down_row(column); });
 }
 
+void Experts::pack_fp8(int slot, const Fp8Source& gate_up, const Fp8Source& down) {
+  check(slot);
+  gate_up_.pack_fp8(slot, gate_up, [this](int column) { return gate_up_row(column); });
+  down_.pack_fp8(slot, down, [this](int column) { return down_row(column); });
+}
+
 void Experts::pack_ggml(int slot, const void* gate_up, const void* down) {
   check(slot);
   gate_up_.pack_ggml(slot, gate_up, [this](int column) { return gate_up_row(column); });

@@ -30,12 +30,15 @@ class Experts {
   void put(int slot, int place);
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
+  // `second` of gate_up: the first row of up.
+  void pack_fp8(int slot, const Fp8Source& gate_up, const Fp8Source& down);
   void pack_ggml(int slot, const void* gate_up, const void* down);
   // (2 inner), gate over up, or (inner) without gates, and (hidden). Throws where slots have none.
   void set_bias(int slot, const float* gate_up, const float* down);
 
   int slots() const { return slots_; }
   int hidden() const { return hidden_; }
+  int inner() const { return inner_; }
   size_t bytes() const { return gate_up_.bytes() + down_.bytes(); }
 
   // out[rows][hidden] = (out +) sum of weight * FFN_slot(x). Slots must be below `slots` and in memory; throws if not.

@@ -163,6 +163,8 @@ struct Isa {
   // than pay; null where it never does. `patch` to `end` ascend; `after` is the panel that will most likely be read next.
   bool (*compact_few_rows)(const bf16* a, size_t stride, int rows, const uint8_t* units, const uint8_t* high, int blocks,
                            const Patch* patch, const Patch* end, float* sum, const char* after);
+  // So many lines of 64 FP8 codes (fp8.h) as the numbers that they are.
+  void (*widen_fp8)(const char* codes, int lines, bf16* out);
   // Row `row` of `to` (int8.h) as `gemm_bytes` reads it: `size` numbers, and zeros up to the stride. A row that is not
   // finite gets NaN as its scale.
   void (*to_bytes)(const bf16* x, int size, const ByteRows& to, int row);

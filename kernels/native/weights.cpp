@@ -23,6 +23,7 @@ float Source::at(size_t row, size_t column) const {
 
 size_t Panels::bytes_of_panel() const {
   if (dtype_ == Dtype::compact) return CompactPanel::bytes(blocks_);
+  if (dtype_ == Dtype::fp8) return fp8_panel_bytes(blocks_);
   if (dtype_ == Dtype::i4) return groups_.panel_bytes(blocks_);
   if (dtype_ == Dtype::i8) return size_t(int8_blocks(inputs_)) * INT8_BLOCK;
   return size_t(blocks_) * PANEL_BLOCK * dtype_size(dtype_);

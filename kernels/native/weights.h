@@ -7,6 +7,7 @@
 
 #include "compact.h"
 #include "engine.h"
+#include "fp8.h"
 #include "int4.h"
 #include "int8.h"
 #include "isa.h"
@@ -21,7 +22,7 @@ struct Source {
 };
 
 // `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column;
-// compact ones multiply bf16 rows only. There may be memory for fewer: matrices are then in `places` of it in turn.
+// compact and FP8 ones multiply bf16 rows only. There may be memory for fewer: matrices are then in `places` of it in turn.
 class Panels {
  public:
   static constexpr int NOWHERE = -1;
@@ -40,6 +41,9 @@ class Panels {
 
   // The same for int4 weights, whose codes and scales the caller has.
   void pack_int4(int index, const Int4Source& source, const std::function<int(int)>& row_of);
+
+  // The same for FP8 weights; a group with a code that is no number is none at all.
+  void pack_fp8(int index, const Fp8Source& source, const std::function<int(int)>& row_of);
 
   // The same for rows of ggml's types, as files have them, one after the other; all panels that get any are of one type.
   void pack_ggml(int index, const void* rows, const std::function<int(int)>& row_of);
@@ -112,8 +116,10 @@ class Panels {
     const char* at = this->at(index, panel);
     if (dtype_ == Dtype::ggml) return multiply_ggml(isa, panel, at, x, rows, sum, after);
     if (!after) after = at + panel_bytes_;
-    if constexpr (sizeof(E) == sizeof(bf16))
+    if constexpr (sizeof(E) == sizeof(bf16)) {
+      if (dtype_ == Dtype::fp8) return gemm_fp8(isa, a, stride, rows, at, blocks_, sum);
       if (dtype_ == Dtype::compact) return compact_[number].multiply(isa, at, a, stride, rows, blocks_, sum, after);
+    }
     if (dtype_ == Dtype::i4) return multiply_i4(isa, {at, blocks_, groups_.blocks(), groups_.wide, groups_.e2m1}, x, rows, sum, after);
     if (dtype_ != Dtype::i8) {
       Next next{after, int(panel_bytes_ / 64)};

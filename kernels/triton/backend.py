@@ -60,7 +60,7 @@ class TritonBackend(Reference):
     ) -> None:
         super().__init__(device)
         self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
-        self.holds_fp8, self._parts = has_fp8, parts
+        self._has_fp8, self._parts = has_fp8, parts
 
     @classmethod
     def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
@@ -80,7 +80,10 @@ class TritonBackend(Reference):
         return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts)
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
-        return TritonBackend(self.device, self._multiprocessors, tiles, self.holds_fp8, self._parts)
+        return TritonBackend(self.device, self._multiprocessors, tiles, self._has_fp8, self._parts)
+
+    def holds_fp8(self, dtype: torch.dtype) -> bool:
+        return self._has_fp8 and dtype.itemsize == 2
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
         return dtype in CODED
@@ -121,7 +124,7 @@ class TritonBackend(Reference):
         experts.handle.set(slot, gate_up, down, biases)
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
-        if not self.holds_fp8:
+        if not self._has_fp8:
             raise ConfigError(
                 f"device {self.device} has no FP8 matrix instructions (8.9 or newer); use 16-bit weights"
             )

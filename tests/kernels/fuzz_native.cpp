@@ -202,6 +202,21 @@ std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, in
     }
     return bank;
   }
+  if (code<E>() == Dtype::bf16 && !gating.squared && random_bits() % 3 == 0) {
+    auto bank = std::make_shared<Experts>(slots, hidden, inner, Dtype::fp8, Groups{}, biased, gating);
+    auto blocks = [](int outputs, int inputs) { return (outputs + 127) / 128 * ((inputs + 127) / 128); };
+    for (int s = 0; s < slots; s++) {
+      Buffer<uint8_t> gate_up(size_t(2 * inner) * hidden), down(size_t(hidden) * inner);
+      Buffer<float> up_scale(2 * blocks(inner, hidden)), down_scale(blocks(hidden, inner));
+      for (size_t i = 0; i < gate_up.size(); i++) gate_up[i] = uint8_t(random_bits());
+      for (size_t i = 0; i < down.size(); i++) down[i] = uint8_t(random_bits());
+      for (size_t i = 0; i < up_scale.size(); i++) up_scale[i] = 0.01f;
+      for (size_t i = 0; i < down_scale.size(); i++) down_scale[i] = 0.01f;
+      bank->pack_fp8(s, {gate_up.get(), up_scale.get(), inner}, {down.get(), down_scale.get(), hidden});
+      if (biased) set_biases(*bank, s, hidden, inner);
+    }
+    return bank;
+  }
   auto bank = std::make_shared<Experts>(slots, hidden, inner, kept<E>(engine, random_bits() % 2), Groups{}, biased, gating);
   for (int s = 0; s < slots; s++) {
     Buffer<E> gate_up(size_t(joined) * hidden), down(size_t(hidden) * inner);

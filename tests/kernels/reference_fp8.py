@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST, TINY, BlockScaled, blocks_of, spread
+from afserve.kernels.formats.scaled import GROUP, LARGEST, TINY, BlockScaled, quantised_blocks, to_fp8
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
 from afserve.kernels.reference import Reference
 
@@ -24,7 +24,9 @@ class _Slots:
 
 class BlockReference(Reference):
     name = "torch-fp8"
-    holds_fp8 = True
+
+    def holds_fp8(self, dtype: torch.dtype) -> bool:
+        return dtype.itemsize == 2
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         return PackedExperts(shape.slots, shape.hidden, shape.inner, None, None, _Slots(), dtype=shape.dtype)
@@ -73,17 +75,6 @@ class BlockReference(Reference):
         out_RH.copy_(total)
 
 
-def quantised_blocks(weight_OI: Tensor) -> BlockScaled:
-    """The oracle of `triton_quant.quantise_blocks`."""
-    rows, columns = weight_OI.shape
-    down, across = blocks_of(rows, columns)
-    wide = weight_OI.new_zeros((down * GROUP, across * GROUP), dtype=torch.float32)
-    wide[:rows, :columns] = weight_OI
-    largest = wide.abs().view(down, GROUP, across, GROUP).amax((1, 3))
-    scale = largest.clamp(min=TINY) / LARGEST
-    return BlockScaled(_to_fp8(weight_OI.float() / spread(scale, (rows, columns))), scale)
-
-
 def rounded_rows(x_TH: Tensor) -> Tensor:
     """What rows become through e4m3 with one scale per 128 columns: float32, the oracle of `quantise_groups`."""
     tokens, columns = x_TH.shape
@@ -92,8 +83,4 @@ def rounded_rows(x_TH: Tensor) -> Tensor:
     wide[:, :columns] = x_TH
     by_group = wide.view(tokens, groups, GROUP)
     scale = by_group.abs().amax(2, keepdim=True).clamp(min=TINY) / LARGEST
-    return (_to_fp8(by_group / scale).float() * scale).view(tokens, -1)[:, :columns]
-
-
-def _to_fp8(x: Tensor) -> Tensor:
-    return x.clamp(-LARGEST, LARGEST).to(FP8)
+    return (to_fp8(by_group / scale).float() * scale).view(tokens, -1)[:, :columns]

@@ -167,7 +167,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
         half = ops.join_half(x, bound, part)
     expert_TK, weight_TK = ops.route(half.normed_TH, zeros(8, hidden), zeros(8, dtype=torch.float32), rule)
     ops.expert_ffn(x, expert_TK, weight_TK, experts, x, add=True)
-    _ = ops.holds_fp8, ops.backend_name, ops.device, ops.threads
+    _ = ops.holds_fp8(torch.bfloat16), ops.backend_name, ops.device, ops.threads
 
 
 class Decode:

@@ -45,7 +45,8 @@ def test_the_process_answers_line_by_line_and_is_stopped_between() -> None:
             "1",
             "8",
             "generic",
-        ]
+        ],
+        1,
     )
     try:
         assert side.isa == "generic" and side.ask("error", rows=2, seed=0, check=True) < 0.02

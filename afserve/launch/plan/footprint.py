@@ -55,19 +55,25 @@ def needs(
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
-    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `stored` in int4, on GPUs
-    also `mxfp4` and `fp8`."""
+    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `fp8`, `stored` in int4, or
+    on GPUs `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
-    if on_gpu and asked == AUTO and spec.fp8_block == (128, 128) and source.load_format != "dummy":
-        converts = wishes.gpus is None or wishes.gpus.fp8
-        return "fp8" if converts and BYTES[computed_dtype(spec, source)] <= 2 else asked
+    if asked == AUTO and spec.fp8_block == (128, 128) and source.load_format != "dummy":
+        return "fp8" if _multiplies_fp8(wishes, computed_dtype(spec, source), on_gpu) else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
     stored = blocks or (how is not None and how.regular and asked != "int8")
     rows = on_gpu or computed_dtype(spec, source) != "float16"
     if not (stored and rows and source.load_format != "dummy"):
         return asked
     return "mxfp4" if on_gpu and how is not None and how.e2m1 else "stored"
+
+
+def _multiplies_fp8(wishes: Wishes, computed: str, on_gpu: bool) -> bool:
+    """Whether experts in blocks stay so, for rows of this dtype."""
+    if not on_gpu:
+        return computed == "bfloat16"
+    return (wishes.gpus is None or wishes.gpus.fp8) and BYTES[computed] <= 2
 
 
 def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:

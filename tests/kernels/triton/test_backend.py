@@ -211,7 +211,7 @@ def test_a_chip_is_asked_what_it_has(chip):
     chip(8, 6)
     backend = TritonBackend.open(torch.device("cuda", 1))
     assert backend.device == torch.device("cuda", 1) and "not measured" in backend.explain()
-    assert backend.tiles.shared == 99 << 10 and not backend.holds_fp8
+    assert backend.tiles.shared == 99 << 10 and not backend.holds_fp8(torch.bfloat16)
 
 
 def test_no_rows(device, ops):
