@@ -142,7 +142,7 @@ def _rows(shape: str, form: str, options: argparse.Namespace) -> Iterator[dict[s
 
 
 def _row(sides: Sequence[Side], rows: int, options: argparse.Namespace) -> dict[str, object]:
-    """All in turn, whoever begins changes by round; microseconds of a call. The peer is the side with the least median."""
+    """All in turn, whoever begins changes by round; microseconds of a call. The peer has the least median."""
     took: dict[Side, list[float]] = {side: [] for side in sides}
     for seed in range(options.rounds):
         for side in sides if seed % 2 == 0 else sides[::-1]:

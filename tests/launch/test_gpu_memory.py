@@ -37,13 +37,15 @@ def spec_of(name, folder, block=None):
     ("name", "gb"),
     [("deepseek-v3", 654), ("qwen3-235b-a22b", 227), ("glm-4.5", 336)],
 )
-def test_fp8_checkpoints_are_8_bits_on_gpus_that_multiply_them(tmp_path, name, gb):
+def test_fp8_checkpoints_are_8_bits_where_they_are_multiplied(tmp_path, name, gb):
     spec = spec_of(name, tmp_path, FP8)
     kind, bits = kept(spec)
     assert kind == "fp8" and bits == pytest.approx(8.002, abs=0.001)
     assert spec.routed_parameters() * bits / 8e9 == pytest.approx(gb, rel=0.01)
     assert kept(spec, gpus=A100) == ("auto", 16.0), "no FP8 before 8.9: de-quantised at load"
-    assert kept(spec, device="cpu", gpus=None) == ("auto", 16.0)
+    on_cpu = kept(replace(spec, dtype="bfloat16"), device="cpu", gpus=None)
+    assert on_cpu == (kind, bits), "as they are stored"
+    assert kept(replace(spec, dtype="float32"), device="cpu", gpus=None) == ("auto", 32.0)
     assert kept(spec, expert_dtype="int4")[0] == "int4"
     assert kept(replace(spec, fp8_block=None)) == ("auto", 16.0)
     assert kept(replace(spec, fp8_block=(64, 128))) == ("auto", 16.0), "other blocks are de-quantised"

@@ -55,8 +55,8 @@ def needs(
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
-    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `fp8`, `stored` in int4, or
-    on GPUs `mxfp4`."""
+    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `fp8`, `stored` in int4,
+    or on GPUs `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
     if asked == AUTO and spec.fp8_block == (128, 128) and source.load_format != "dummy":
