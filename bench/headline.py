@@ -34,7 +34,8 @@ def processor(row: Row) -> str:
 
 def beside_llama(isa: str, batch: int) -> Row:
     """Of the Qwen shape in bf16, beside a llama.cpp that was built for `isa`."""
-    found = [row for row in rows("peers") if row["model"].startswith("qwen") and row.get("experts") == "auto"]
+    made_here = [row for row in rows("peers") if not row["model"].endswith(".gguf")]
+    found = [row for row in made_here if row["model"].startswith("qwen") and row.get("experts") == "auto"]
     return one(found, engine="colocated", phase="decode", batch=batch, llama_isa=isa)
 
 
