@@ -151,7 +151,7 @@ class NativeProducts(Reference):
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
     ) -> None:
-        if not experts.fp8:
+        if not (experts.fp8 and isinstance(experts.handle, _native.Experts)):
             self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
             return
         codes = torch.cat((gate.q_OI, up.q_OI)), down.q_OI.contiguous()
