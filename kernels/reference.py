@@ -130,10 +130,7 @@ class Reference:
             experts.gate_up_bias_EJ[slot], experts.down_bias_EH[slot] = biases
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
-        raise ConfigError(
-            f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised, or use a CUDA device "
-            "of compute capability 8.9 or newer"
-        )
+        raise ConfigError(f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised")
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
         return replace(self.empty_experts(shape), int4=groups)
@@ -141,8 +138,7 @@ class Reference:
     def set_expert_int4(
         self, experts: PackedExperts, slot: int, gate_up: Grouped, down: Grouped, biases: Biases | None = None
     ) -> None:
-        weights = gate_up.dequantised(), down.dequantised()
-        self.set_expert(experts, slot, *weights, biases)
+        self.set_expert(experts, slot, gate_up.dequantised(), down.dequantised(), biases)
 
     def set_expert_fp8(
         self, experts: PackedExperts, slot: int, gate: BlockScaled, up: BlockScaled, down: BlockScaled
