@@ -69,7 +69,7 @@ TOKEN = "a-token"
 PLACEMENT = Placement.contiguous(layers=1, experts=2, nodes=1)
 COUNTS = {Role.ATTENTION: 1, Role.EXPERT: 1}
 RUN = Deployment(ModelSource("/m", "m"), EngineConfig(64, 9), COUNTS, "f", PLACEMENT)
-SECONDS = 20.0
+SECONDS = 60.0
 RECOVER = Rules(OnLoss.RECOVER)
 
 

@@ -32,7 +32,7 @@ PLACES = (
     HostPlace("b", frozenset({"10.0.0.2"}), (expert_node(0), expert_node(1))),
     HostPlace("c", frozenset({"10.0.0.3", "fd00::3"}), (expert_node(2), attention_node(1))),
 )
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def attach(*addresses, called="", version=__version__, running=()):
@@ -196,6 +196,19 @@ def test_a_host_speaks_for_its_own_nodes_only():
         assert not scene.exits
 
     play(scenario)
+
+
+def test_a_host_that_is_wrong_before_its_welcome_is_written_is_told_so():
+    async def scenario(scene):
+        call = scene.open()
+        await call.write(encode_host(attach("10.0.0.2")))
+        await call.write(encode_host(NodeExited("expert", 2, "not mine")))
+        with pytest.raises(grpc.aio.AioRpcError, match="does not say NodeExited now"):
+            while True:
+                await asyncio.wait_for(call.read(), SECONDS)
+
+    for _ in range(10):
+        play(scenario)
 
 
 def test_what_differs_on_a_host_is_named():

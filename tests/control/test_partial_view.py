@@ -27,7 +27,7 @@ from tests.control.test_scaling import moved, served
 
 ROWS = tuple(range(4))
 EVERYWHERE = LayerPlacement((ROWS, ROWS), ((0.5,) * 4, (0.5,) * 4))
-SECONDS = 20.0  # real ones, after which a test has failed
+SECONDS = 60.0  # real ones, after which a test has failed
 
 
 class Proxy:

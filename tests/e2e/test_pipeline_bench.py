@@ -14,12 +14,12 @@ SHARES = ("attention_bubble", "expert_bubble", "hidden")
 
 
 @pytest.mark.process
-def test_every_number_is_measured_on_two_by_three_and_kept(
+def test_every_number_is_measured_on_two_by_one_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.jsonl"
     sizes = ["--batch", "4", "--micro-batches", "2", "--prompt-len", "8", "--output-len", "24"]
-    nodes = ["--attention", "2", "--experts", "3"]
+    nodes = ["--attention", "2", "--experts", "1"]  # of three threads: more would spin in turns on few cores
     assert run(["bench", "pipeline", *nodes, *sizes, "--json", "--out", str(out)]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     together, apart = (json.loads(line) for line in out.read_text().splitlines())

@@ -17,7 +17,7 @@ from afserve.server.http import encryption
 from afserve.server.http.encryption import renew, server_context
 from afserve.server.http.settings import Listening, ServerSettings
 
-SECONDS = 10.0
+SECONDS = 60.0
 NAMES = ("localhost", "127.0.0.1")
 
 

@@ -103,12 +103,14 @@ def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
 
 
 async def authenticate(context: Context, token: str) -> None:
-    """Ends the call of whoever has not the run's token."""
+    """Ends the call of whoever has not the run's token. To others the headers of the answer are sent: while a first
+    write still sends them, gRPC refuses to end the call, and the other end would wait for ever."""
     given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
     if not hmac.compare_digest(str(given).encode(), f"Bearer {token}".encode()):
         why = "the token is not this run's; pass the controller's --token-file"
         log.warning("%s was refused: %s", context.peer(), why)
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+    await context.send_initial_metadata(())
 
 
 async def certify(context: Context, role: CertifiedRole) -> None:
