@@ -229,3 +229,21 @@ def test_a_wrong_label_is_said(file: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_yaml_is_written_where_there_is_pyyaml() -> None:
     assert importlib.util.find_spec("yaml") is not None, "afserve[test] has it"
+
+
+def test_a_controller_that_asks_for_nodes_has_the_rights_to_and_no_more(file: Path) -> None:
+    extra = ("--nodes-from=kubernetes", "--pilot", "act")
+    layout = layout_of(read_cluster(file, placeholders=True), Sizes(cpus=2, memory=3), extra=extra)
+    files = manifests(layout, KubernetesSettings())
+    found = [one for name, several in files.items() if name != "kustomization.yaml" for one in several]
+    (role,) = [one for one in found if one["kind"] == "Role"]
+    (rule,) = role["rules"]
+    assert rule["resources"] == ["statefulsets/scale"] and rule["verbs"] == ["get", "patch"]
+    assert sorted(rule["resourceNames"]) == ["attention", "expert"]
+    accounts = {name: pod.get("serviceAccountName") for name, pod in pods(found).items()}
+    assert accounts == {"controller": "controller", "attention": None, "expert": None, "gateway": None}
+    assert "rights.yaml" in files["kustomization.yaml"][0]["resources"]
+    assert "rights.yaml" not in manifests(site(file), KubernetesSettings())
+    validate = pytest.importorskip("kubernetes_validate", reason="afserve[test] has kubernetes-validate")
+    for one in found:
+        validate.validate(one, MINORS[0], strict=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from afserve.launch.plan.gpus import Gpus
 
 TRANSPORTS = ("auto", "shm", "tcp", "pairs", "dist", "symm")
+PROVIDERS = ("kubernetes", "slurm")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 RECOVER, END = "recover", "end"
 _SILENCE = Range(0.2, 3600.0, whole=False)
@@ -205,6 +206,17 @@ class RunSettings:
     elsewhere: bool = setting(
         False, "Start no node here: all are started by other means and join at --listen."
     )
+    nodes_from: str | None = setting(
+        None,
+        "With --elsewhere: have Kubernetes (in a pod; StatefulSets called as the roles) or Slurm (a job for each node) "
+        "bring as many nodes as are wanted.",
+        PROVIDERS,
+    )
+    slurm_options: str = setting(
+        "",
+        "With --nodes-from slurm: options of sbatch for each node, such as '--cpus-per-task=8 --mem=16G'.",
+        metavar="OPTIONS",
+    )
     node_memory: float | None = setting(
         None,
         "With --elsewhere: what each node may use of its host or GPU, in GiB; else it is taken to be like this one.",
@@ -280,6 +292,8 @@ _COMPANIONS: Mapping[str, tuple[str, str]] = {
     "ray_placement": ("ray", "ray"),
     "ray_wait": ("ray", "ray"),
     "node_memory": ("run", "elsewhere"),
+    "nodes_from": ("run", "elsewhere"),
+    "slurm_options": ("run", "nodes_from"),
     "ssh_command": ("run", "ssh"),
 }
 

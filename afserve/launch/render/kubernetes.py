@@ -6,6 +6,7 @@ Needs PyYAML, of `afserve[render]`.
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,14 @@ def manifests(layout: ClusterLayout, asked: KubernetesSettings) -> dict[str, lis
         gone=_GONE,
         drain=_DRAIN,
         per_gateway=_PER_GATEWAY,
+        scales=_scales(layout),
     )
+
+
+def _scales(layout: ClusterLayout) -> bool:
+    """Whether the controller asks Kubernetes for nodes."""
+    words = " ".join(layout.extra).replace("=", " ").split()
+    return ("--nodes-from", "kubernetes") in pairwise(words)
 
 
 def ray_manifests(layout: ClusterLayout, asked: KubernetesSettings) -> dict[str, list[Object]]:

@@ -180,6 +180,7 @@ class LocalRun:
             shares_port=self._term is not None,
             certificates=opened(self._certs),
         )
+        self._tasks.append(asyncio.create_task(self.processes.bring(self.controller)))
         where = f"--join {self.controller.address} --token-file {shlex.quote(str(self.processes.token_file))}"
         certs = f" --certs {shlex.quote(str(self._certs.absolute()))}" if self._certs else ""
         log.info("nodes may also be started by hand: afserve node --role expert %s%s", where, certs)

@@ -1,16 +1,20 @@
 """Nodes that are all started by others as a site (`--elsewhere`): by Kubernetes, Slurm (`afserve render` writes their
 files), or people. Nobody here starts one, now or later: whoever comes with the run's token takes a free place, and so
-does whoever comes after a loss.
+does whoever comes after a loss. With `--nodes-from` their scheduler is told how many there are to be.
 """
 
 from dataclasses import replace
 from pathlib import Path
 
+from afserve.control.controller import Controller
 from afserve.errors import ConfigError
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment, HostedNode, listening
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.wishes import RunSettings, Share, UpFlags, Wishes
+from afserve.launch.providers.kubernetes import KubernetesNodes
+from afserve.launch.providers.provider import NodeProvider, bring
+from afserve.launch.providers.slurm import SlurmNodes
 from afserve.launch.sites.local import LocalSite
 from afserve.launch.sites.survey import Survey, check_elsewhere, find_asked
 from afserve.member import MODEL_ROLES, NodeId, Role
@@ -19,10 +23,17 @@ _GIB = 1 << 30
 
 
 class AwaitedSite(LocalSite):
-    """This machine has the controller; its keeper keeps the run's token and folder."""
+    """This machine has the controller; its keeper keeps the run's token and folder. A scheduler is asked for nodes
+    where the user says which one."""
 
-    def __init__(self, token: Path | None) -> None:
+    def __init__(self, token: Path | None, run: RunSettings) -> None:
+        """Raises ConfigError where that scheduler cannot be asked from here."""
         super().__init__(token, warm=False)
+        self._provider = _provider_of(run)
+
+    async def bring(self, controller: Controller) -> None:
+        if self._provider is not None:
+            await bring(self._provider, controller)
 
     def survey(self, flags: UpFlags) -> Survey:
         if flags.run.cluster is not None or flags.run.ssh:
@@ -31,6 +42,17 @@ class AwaitedSite(LocalSite):
         wishes, assignment, machine, gpus = awaiting(flags.run, flags.wishes, this_machine())
         check_elsewhere(flags, assignment, found, self.folder)
         return Survey(replace(flags, wishes=wishes), found, machine, gpus, assignment, assignment.hosted)
+
+
+def _provider_of(run: RunSettings) -> NodeProvider | None:
+    if run.nodes_from == "kubernetes":
+        return KubernetesNodes()
+    if run.nodes_from is None:
+        return None
+    if run.token_file is None:
+        raise ConfigError("--nodes-from slurm: needs --token-file FILE in a folder that every host sees")
+    trust = ["--certs", str(run.certs.resolve())] if run.certs else ["--insecure-nodes"]
+    return SlurmNodes(run.slurm_options, run.token_file.resolve(), trust)
 
 
 def awaiting(

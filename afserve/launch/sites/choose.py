@@ -22,7 +22,7 @@ def choose_site(run: RunSettings, ray: RaySettings) -> Site:
     if run.elsewhere:
         from afserve.launch.sites.awaited import AwaitedSite
 
-        return AwaitedSite(token)
+        return AwaitedSite(token, run)
     if run.cluster is not None:
         from afserve.launch.sites.hosts import HostsSite
 

@@ -118,3 +118,7 @@ class Site(ABC):
 
     async def dismiss(self) -> None:  # noqa: B027
         """After the run: end what `invite` began."""
+
+    async def bring(self, controller: "Controller") -> None:  # noqa: B027
+        """From when the controller listens until it is cancelled: whoever starts nodes by itself is told how many are
+        wanted."""
