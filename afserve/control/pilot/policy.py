@@ -24,6 +24,7 @@ _BUSY = 0.9  # of a pool: from there on a little more load means much longer wai
 _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
 _KEEPS = 1.12  # times the nodes that are needed: so many a change for more may leave
+_AFTER_JUMP = 1 / 3  # of `hold`, after which a pool that has grown for a jump may shrink
 _FULL = 0.95  # of all nodes that there may be
 _MINUTE = 60.0
 _KEPT = 20  # advices and outcomes that are remembered
@@ -74,7 +75,8 @@ class Policy:
         self._rate, self._lengths = Forecast(self.rules.windows), MeanLengths()
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
-        self._changed = self._late_noted = -math.inf
+        self._changed = self._late_noted = self._jumped = -math.inf
+        self._for_jump = False  # the last change was for more, and for a jump
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
         self._open: _Open | None = None
@@ -102,7 +104,7 @@ class Policy:
         soon = self._demand(self.rules.again + self._change_seconds)
         later = self._demand(self.rules.hold).times(room)
         self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
-        while self._plans[0][0] < seen.at - self.rules.hold:
+        while self._plans[0][0] < seen.at - self._hold:
             self._plans.popleft()
         calm = seen.at - self._changed >= self.rules.hold / 2
         least = soon.times(1 + _LEFT * (room - 1) * calm)
@@ -117,6 +119,8 @@ class Policy:
         if self._seen:
             happened = seen.since(self._seen[-1])
             self._rate.note_arrivals(seen.at, happened.seconds, happened.load.came)
+            if self._rate.jumped:
+                self._jumped = seen.at
             self._lengths.note_window(happened)
             self._mix.note_window(seen.at, happened)
             if self._seen[-1].sizes == seen.sizes:
@@ -139,7 +143,10 @@ class Policy:
         self._late_noted = seen.at
         self._note_standing(window)
         share = max(load.first_late / load.first, load.rest_late / load.ended, self._mix.late_share(window))
-        if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
+        jumped = (
+            seen.at - self._jumped < 2 * self.rules.windows.short
+        )  # who is late then says nothing of other times
+        if not jumped and sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
             self.judge.headroom.note_late(share, self.rules.windows.short / _MINUTE)
 
     def _note_standing(self, window: SeenWindow) -> None:
@@ -195,7 +202,7 @@ class Policy:
     # ---- what to do
 
     def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: TargetTimes) -> Advice | None:
-        if seen.at - self._changed < self.rules.again:
+        if seen.at - self._changed < self.rules.again and not self._rate.jumped:
             return None
         new = self._planner.best_effort(later, wanted)
         both = new.at_least(seen.sizes)  # what is there and may be needed again soon stays
@@ -216,7 +223,9 @@ class Policy:
 
     def _fewer(self, seen: Observed, later: Demand, wanted: TargetTimes) -> Advice | None:
         waited = seen.at - self._changed
-        if waited < self.rules.hold or seen.at - self._plans[0][0] < 0.9 * self.rules.hold:
+        if waited < self._hold or seen.at - self._plans[0][0] < 0.9 * self._hold:
+            return None
+        if self._for_jump and self._still_falls(seen.at):
             return None
         new = self._planner.smallest(later, wanted)
         if new is None or any(one.total > new.total for _, one in self._plans):
@@ -230,6 +239,17 @@ class Policy:
         if saved * _LASTS * self.rules.hold < moved * (self.rules.cost + 2 * self._change_seconds):
             return None
         return self._advise(seen, new, f"{saved} fewer are enough for {later.rate:.3g} requests/s")
+
+    def _still_falls(self, now: float) -> bool:
+        """Whether what would have been enough lately is much less than what was before: one change is to be enough."""
+        newest = [one.total for at, one in self._plans if at >= now - self._hold / 2]
+        most = max(one.total for _, one in self._plans)
+        return not newest or most > (1 + self.rules.gain) * max(newest)
+
+    @property
+    def _hold(self) -> float:
+        """Seconds in which fewer must have been enough."""
+        return self.rules.hold * (_AFTER_JUMP if self._for_jump else 1.0)
 
     def _said(self, seen: Observed, new: PoolSizes) -> bool:
         """Whether the same was said and nobody did it: it is said again after a while only."""
@@ -250,6 +270,8 @@ class Policy:
         self.advices.append(advice)
         if self._open is None or self._open.advice.old != seen.sizes:
             self._open = _Open(advice)
+        more = new.total > seen.sizes.total
+        self._for_jump = more and (self._rate.jumped or self._for_jump)
         self._changed = seen.at
         self._plans.clear()
         return advice

@@ -6,6 +6,8 @@ Numbers in, numbers out; it reads no clock. Times are seconds of any clock that 
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
 
 DAY = 86_400.0
 SLOT = 300.0  # of a day that is remembered as one
@@ -13,7 +15,9 @@ _RATIO = 3.0  # that a day remembered may change the rate by, within the horizon
 _TREND_SHARE = 0.15  # of the present rate, that a trend may add or take
 _NOISE_SHARE = 0.15  # of it, beyond one deviation: a jump is far from any line, and no noise
 _NEWEST = 1 / 3  # of the short window, in which a jump is looked for
+_NORMAL = 1.4826  # standard deviations in a median error
 _JUMP, _CHANCE = 1.25, 3.0  # times the rate before, and standard deviations of such parts: more is a jump
+_LEAP = 1.5  # times the trend: noise of clumped arrivals is not as much, a rate that doubles is
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,22 @@ class Forecast:
     @property
     def present_rate(self) -> float:
         """Per second, over the short window; or over its newest part, where the rate has jumped in it."""
-        short = self._windows.short
-        newest, seconds = self._mean(short * _NEWEST)
-        before, _ = self._mean(self._windows.long, short * _NEWEST)
+        return self._jumped_to() or self._mean(self._windows.short)[0]
+
+    @property
+    def jumped(self) -> bool:
+        """Whether much more comes in the newest part of the short window than came before, and than a trend says."""
+        return self._jumped_to() > _LEAP * self.trend()[0]
+
+    def _jumped_to(self) -> float:
+        """The rate since then; 0 where it has not jumped. Of a part that began before it, only the end counts."""
+        part = self._windows.short * _NEWEST
+        newest, seconds = self._mean(part)
+        before, _ = self._mean(self._windows.long, part)
         chance = _CHANCE * math.sqrt(before / seconds) if seconds else 0.0
-        if before and newest > max(_JUMP * before, before + chance):
-            return newest
-        return self._mean(short)[0]
+        if not before or newest <= max(_JUMP * before, before + chance):
+            return 0.0
+        return max(newest, self._mean(part / 2)[0])
 
     def _mean(self, window: float, until: float = 0.0) -> tuple[float, float]:
         """(rate, seconds) of so long, up to so many seconds before now."""
@@ -89,7 +102,8 @@ class Forecast:
         ]
 
     def trend(self) -> tuple[float, float, float]:
-        """(rate now on a straight line, its slope per second, standard deviation around it)."""
+        """(rate now on a straight line, its slope per second, standard deviation around it). The line is Theil's and
+        Sen's, the deviation that of the median error: a burst of some minutes moves neither by much."""
         if self._line is None:
             self._line = self._trend()
         return self._line
@@ -99,12 +113,10 @@ class Forecast:
         if len(minutes) < 3:
             rate = self.present_rate
             return rate, 0.0, math.sqrt(rate / self._windows.short)
-        ago = sum(each[0] for each in minutes) / len(minutes)
-        mean = sum(each[1] for each in minutes) / len(minutes)
-        spread = sum((each[0] - ago) ** 2 for each in minutes)
-        slope = -sum((each[0] - ago) * (each[1] - mean) for each in minutes) / spread
-        rest = sum((each[1] - mean - slope * (ago - each[0])) ** 2 for each in minutes)
-        return max(mean + slope * ago, 0.0), slope, math.sqrt(rest / (len(minutes) - 2))
+        slope = median((a[1] - b[1]) / (b[0] - a[0]) for a, b in combinations(minutes, 2))
+        levels = [rate + slope * ago for ago, rate in minutes]
+        level = max(median(levels), 0.0)
+        return level, slope, _NORMAL * median(abs(each - level) for each in levels)
 
     def soon(self, seconds: float, deviations: float = 1.0) -> float:
         """The highest rate that is to be expected within so many seconds from now, so many deviations above the line;
@@ -120,7 +132,10 @@ class Forecast:
             later = level + change
         else:
             later = level * ratio
-        return max(now, later) + min(deviations * deviation, deviation + _NOISE_SHARE * now)
+        most = deviation + _NOISE_SHARE * now
+        if self.jumped:  # how far it will go is not known yet
+            return max(now, later) + most
+        return max(now, later) + min(deviations * deviation, most)
 
     def _ratio(self, seconds: float) -> float | None:
         """How the day before went on from this time of day, at most."""
