@@ -2,14 +2,14 @@
 
 The engine as it is beside the engine without what its steps do for drafts alone: a copy of the package from which these
 lines are taken out (`TAKEN_OUT`; a line that is not there once ends the run). A third one is as it is, too, and says
-how far two equal ones are apart. Each is a colocated node of the bundled model in a process of its own with one thread;
-they decode the same prompts in turns, `--rounds` times in each of `--starts` starts, because processes differ by where
-their memory lies. A turn's time is the median of its steps. The answers of a turn have to be the same tokens.
+how far two equal ones are apart. Each is a colocated node of the bundled model with one thread, all in one process;
+they decode the same prompts and take turns step by step, so that what else the machine does meets all of them. Of a
+round the median of the steps' ratios counts, `--rounds` times in each of `--starts` processes, which differ by where
+memory lies. Answers have to be the same tokens.
 """
 
 import argparse
 import json
-import os
 import random
 import shutil
 import statistics
@@ -17,12 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from bench.origin import ROOT, origin
 
 RESULTS = ROOT / "bench" / "results" / "draft_off.jsonl"
 AS_IT_IS, TWIN, WITHOUT = "as it is", "as it is, again", "without"
+NAMES = (AS_IT_IS, WITHOUT, TWIN)
 _PROMPT = 16  # tokens
 _LEAST = 40  # steps of a turn
 _MICRO_BATCH, _SCHEDULER = "engine/micro_batch.py", "engine/scheduling/scheduler.py"
@@ -144,97 +147,91 @@ def package(folder: Path, *, without: bool) -> None:
         file.write_text(text.replace(old, new))
 
 
-class Engine:
-    """One in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "bench.draft_off", "--worker"]
-        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-        self._process = subprocess.Popen(
-            command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._read()
-
-    def turn(self, batch: int, steps: int, seed: int) -> tuple[float, list[list[int]]]:
-        """Seconds of a step, and the answers."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([batch, steps, seed]) + "\n")
-        self._process.stdin.flush()
-        seconds, answers = self._read()
-        return seconds, answers
-
-    def _read(self) -> tuple[float, list[list[int]]]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a worker ended with {self._process.wait()}")
-        seconds, answers = json.loads(line)
-        return seconds, answers
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
+def node_of(folder: Path) -> tuple[Any, Any]:
+    """A colocated node of the package in `folder`, and its module of requests. The package is imported anew; kernels
+    are those that are there."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "afserve"]:
+        if not name.startswith("afserve.kernels"):
+            del sys.modules[name]
+    sys.path.insert(0, str(folder))
+    config = import_module("afserve.config")
+    build = import_module("afserve.engine.build")
+    if not build.__file__.startswith(str(folder)):
+        raise RuntimeError(f"{build.__file__} was imported, and not what is in {folder}")
+    wanted = config.EngineConfig(max_model_len=1024, kv_blocks=4096, max_batch_tokens=1024, draft="off")
+    made = build.colocated(config.ModelSource(str(ROOT / "configs" / "nano"), "nano"), wanted)
+    sys.path.remove(str(folder))
+    return made, import_module("afserve.engine.scheduling.request")
 
 
-def work() -> None:
-    """Answers lines of batch, steps and seed."""
+def work(scratch: Path, batches: list[int], rounds: int, steps: int, seed: int) -> None:
+    """Prints a line for each number of sequences: by name, the medians of its rounds in seconds a step; and by round
+    the medians of what `WITHOUT` and `TWIN` took of `AS_IT_IS`. Raises RuntimeError where answers differ."""
     import torch
 
-    from afserve.config import EngineConfig, ModelSource
-    from afserve.engine.build import colocated
-    from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-
     torch.set_num_threads(1)
-    config = EngineConfig(max_model_len=1024, kv_blocks=4096, max_batch_tokens=1024, draft="off")
-    node = colocated(ModelSource(str(ROOT / "configs" / "nano"), "nano"), config)
-    print(json.dumps([0.0, []]), flush=True)
-    handle = 0
-    for line in sys.stdin:
-        batch, steps, seed = json.loads(line)
-        dice, answers = random.Random(seed), dict[int, list[int]]()
-        for _ in range(batch):
-            prompt = tuple(dice.randrange(16, 2000) for _ in range(_PROMPT))
-            params = SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
-            node.submit(GenerationRequest(handle, prompt, params))
-            answers[handle], handle = [], handle + 1
-        taken = list[float]()
-        with node.stepping():
-            while node.busy:
+    made = {name: node_of(scratch / str(at)) for at, name in enumerate(NAMES)}
+    for batch in batches:
+        of = {WITHOUT: list[float](), TWIN: list[float]()}
+        seconds = {name: list[float]() for name in NAMES}
+        for number in range(rounds + 1):  # the first one warms up
+            taken, answers = turn(made, batch, max(_LEAST, steps // batch), seed + number)
+            if any(answers[name] != answers[AS_IT_IS] for name in NAMES):
+                raise RuntimeError(f"other tokens without the code of drafts, {batch} sequences")
+            if number:
+                for name, own in of.items():
+                    pairs = zip(taken[name], taken[AS_IT_IS], strict=True)
+                    own.append(statistics.median(one / other for one, other in pairs))
+                for name in NAMES:
+                    seconds[name].append(statistics.median(taken[name]))
+        medians = {name: statistics.median(own) for name, own in seconds.items()}
+        print(json.dumps([batch, medians, of]), flush=True)
+
+
+def turn(
+    made: dict[str, Any], batch: int, steps: int, seed: int
+) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
+    """Seconds of the steps of each, taken one after the other; and the answers."""
+    dice = random.Random(seed)
+    prompts = [tuple(dice.randrange(16, 2000) for _ in range(_PROMPT)) for _ in range(batch)]
+    answers: dict[str, list[list[int]]] = {name: [[] for _ in prompts] for name in made}
+    taken = {name: list[float]() for name in made}
+    for node, request in made.values():
+        params = request.SamplingParams(max_tokens=steps, temperature=0.0, ignore_eos=True)
+        for handle, prompt in enumerate(prompts):
+            node.submit(request.GenerationRequest(handle, prompt, params))
+    with made[AS_IT_IS][0].stepping():
+        for number in range(4 * steps):
+            for name in _turned(NAMES, number):
                 began = time.perf_counter()
-                events = node.step()
+                events = made[name][0].step()
                 ended = time.perf_counter()
                 if len(events) == batch:
-                    taken.append(ended - began)
+                    taken[name].append(ended - began)
                 for event in events:
-                    answers[event.handle] += event.token_ids
-        print(json.dumps([statistics.median(taken[2:]), list(answers.values())]), flush=True)
+                    answers[name][event.handle] += event.token_ids
+            if not any(node.busy for node, _ in made.values()):
+                return taken, answers
+    raise RuntimeError(f"{batch} sequences of {steps} tokens were not done in {4 * steps} steps")
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for each number of sequences. Raises RuntimeError where answers differ."""
-    batches = [int(one) for one in options.batch.split(",")]
-    names = (AS_IT_IS, WITHOUT, TWIN)
-    found = {(name, batch): list[float]() for name in names for batch in batches}
+    """A row for each number of sequences."""
+    found = dict[int, list[tuple[dict[str, float], dict[str, list[float]]]]]()
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {name: Path(scratch, str(at)) for at, name in enumerate(names)}
-        for name, folder in folders.items():
+        for at, name in enumerate(NAMES):
+            folder = Path(scratch, str(at))
             folder.mkdir()
             package(folder, without=name == WITHOUT)
+        asked = ["--batch", options.batch, "--rounds", str(options.rounds), "--steps", str(options.steps)]
         for start in range(options.starts):
-            engines = {name: Engine(folders[name]) for name in _turned(names, start)}
-            for batch in batches:
-                for number in range(options.rounds + 1):  # the first one warms up
-                    told = dict[str, tuple[float, list[list[int]]]]()
-                    for name in _turned(names, number):
-                        steps = max(_LEAST, options.steps // batch)
-                        told[name] = engines[name].turn(batch, steps, 1000 * start + number)
-                    if any(answers != told[AS_IT_IS][1] for _, answers in told.values()):
-                        raise RuntimeError(f"other tokens without the code of drafts, {batch} sequences")
-                    if number:
-                        for name in names:
-                            found[name, batch].append(told[name][0])
-            for engine in engines.values():
-                engine.close()
-    return [_row({name: found[name, batch] for name in names}, batch, options) for batch in batches]
+            command = [sys.executable, "-m", "bench.draft_off", "--worker", scratch, *asked]
+            command += ["--seed", str(1000 * start)]
+            done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+            for line in done.stdout.splitlines():
+                batch, medians, of = json.loads(line)
+                found.setdefault(batch, []).append((medians, of))
+    return [_row(batch, told, options) for batch, told in found.items()]
 
 
 def _turned(names: tuple[str, ...], number: int) -> tuple[str, ...]:
@@ -242,23 +239,21 @@ def _turned(names: tuple[str, ...], number: int) -> tuple[str, ...]:
     return names[first:] + names[:first]
 
 
-def _row(taken: dict[str, list[float]], batch: int, options: argparse.Namespace) -> dict[str, object]:
-    """Ratios of rates, by turn, to the engine without the code of drafts, and of two equal engines."""
-    ratios = _ratios(taken[WITHOUT], taken[AS_IT_IS]) + _ratios(taken[WITHOUT], taken[TWIN])
-    equal = _ratios(taken[TWIN], taken[AS_IT_IS])
-    low, middle, high = statistics.quantiles(ratios)
-    equal_low, equal_middle, equal_high = statistics.quantiles(equal)
-    return {
-        "bench": "draft_off", "batch": batch, "step_us": round(statistics.median(taken[AS_IT_IS]) * 1e6, 1),
-        "step_without_us": round(statistics.median(taken[WITHOUT]) * 1e6, 1),
-        "ratio": round(middle, 4), "ratio_low": round(low, 4), "ratio_high": round(high, 4),
-        "equal": round(equal_middle, 4), "equal_low": round(equal_low, 4), "equal_high": round(equal_high, 4),
-        "starts": options.starts, "rounds": options.rounds,
-    }  # fmt: skip
+def _row(
+    batch: int, told: list[tuple[dict[str, float], dict[str, list[float]]]], options: argparse.Namespace
+) -> dict[str, object]:
+    """Ratios of rates to the engine without the code of drafts, and of two equal engines."""
 
+    def micros(name: str) -> float:
+        return round(statistics.median(medians[name] for medians, _ in told) * 1e6, 1)
 
-def _ratios(other: list[float], mine: list[float]) -> list[float]:
-    return [one / two for one, two in zip(other, mine, strict=True)]
+    row: dict[str, object] = {"bench": "draft_off", "batch": batch, "step_us": micros(AS_IT_IS)}
+    row["step_without_us"] = micros(WITHOUT)
+    for kind, name in (("ratio", WITHOUT), ("equal", TWIN)):
+        quarters = statistics.quantiles([one for _, of in told for one in of[name]])
+        for end, value in zip(("_low", "", "_high"), quarters, strict=True):
+            row[f"{kind}{end}"] = round(value, 4)
+    return row | {"starts": options.starts, "rounds": options.rounds}
 
 
 def main() -> None:
@@ -269,11 +264,13 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=400, help="of one sequence's turn; fewer of more, 40 at least"
     )
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true", help=f"append the rows to {RESULTS.relative_to(ROOT)}")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work()
+        batches = [int(one) for one in options.batch.split(",")]
+        work(options.worker, batches, options.rounds, options.steps, options.seed)
         return
     for row in measure(options):
         print(
