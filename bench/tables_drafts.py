@@ -85,7 +85,7 @@ def off() -> str:
 
     return (
         f"**What the code of drafts costs a run that drafts nothing** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.draft_off --save`. The bundled model, colocated, one thread, steady decode: the engine beside the same engine from whose "
-        "source the lines are taken out that a step has for drafts alone, in turns step by step in one process; and two engines that are the same. Rates by round as medians with their quarters; 1 costs nothing.\n\n"
+        "source the lines are taken out that a step has for drafts alone, in turns; and two engines that are the same. Rates by turn as medians with their quarters; 1 costs nothing.\n\n"
         + table(
             ["sequences", "a step, us", "without that code, us", "rate of that without it", "two equal engines"],
             ([row["batch"], row["step_us"], row["step_without_us"], three(row, "ratio"), three(row, "equal")] for row in found),
