@@ -29,10 +29,9 @@ from afserve.cli.load.sessions import SessionShape
 from afserve.clock import FakeClock
 from afserve.control.affinity import Affinity
 from afserve.control.node.prefixes import SECONDS
-from afserve.engine.kv.blocks import Hash
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
 from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, whole_steps
-from bench.agent_hour_oracle import OracleNode
+from bench.agent_hour_oracle import Everything, OracleNode
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "agent_hour.jsonl"
@@ -51,7 +50,7 @@ _PARAMS = SamplingParams(max_tokens=1 << 16, temperature=0.0)
 @dataclass(frozen=True, slots=True)
 class Scene:
     """`cache` is what of all live tokens the nodes' caches hold together, `host` the same of host memory. An
-    `oracle` has nodes that lose nothing."""
+    `oracle` has nodes that know the future, or, where it is `lossless`, lose nothing."""
 
     name: str
     cache: float
@@ -62,6 +61,7 @@ class Scene:
     ahead: bool = True
     sessions: int = 50
     oracle: bool = False
+    lossless: bool = False
     nodes: int = 2
     seconds: float = 3600.0
     turns: int = 30
@@ -160,7 +160,8 @@ class Hour:
     def __init__(self, scene: Scene, folder: Path) -> None:
         self.scene, self._folder = scene, folder
         self.clock, self.outcome, self.notes = FakeClock(), Outcome(), list[Note]()
-        self._ever: set[Hash] = set()  # for an oracle
+        blocks = int(scene.cache * live_tokens(scene) / BLOCK)
+        self._all = Everything(None if scene.lossless else blocks)  # for an oracle
         self._numbers: dict[bytes, int] = {}  # of blocks
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._handles = itertools.count(), itertools.count(1)
@@ -204,7 +205,7 @@ class Hour:
         )
         blocks = int(scene.cache * live / scene.nodes)
         self.nodes[index] = (
-            OracleNode(blocks, scene.machine, self.clock, self._ever)
+            OracleNode(blocks, scene.machine, self.clock, self._all)
             if scene.oracle
             else HourNode(blocks, below, scene.machine, self.clock)
         )
@@ -348,6 +349,7 @@ class Hour:
                 self._ahead(certain, job, node)
         numbers = tuple(self._numbers.setdefault(name, len(self._numbers)) for name in names)
         asked, by_user = (len(job.request.prompt_ids) - 1) // BLOCK, gap is not None and one.by_user
+        node.left(names[:asked], float("inf") if gap is None else now + gap)
         self.notes.append(Note(job.began, now, index, numbers, asked, gap, by_user))
         self._next(node)
         self._begin_ahead(node)
@@ -419,9 +421,11 @@ def scenes() -> list[Scene]:
             replace(small, name="a third of what is live, nothing below", disk=False),
         ]
     small = Scene(
-        "a third of what is live, nothing is ever lost", 1 / 3, ahead=False, hints=False, oracle=True
+        "a third of what is live, nothing is ever lost", 1 / 3, hints=False, ahead=False, oracle=True
     )
-    return [*found, small, replace(small, behind=True)]
+    small = replace(small, lossless=True)
+    future = replace(small, name="a third of what is live, disk, the future known", lossless=False)
+    return [*found, small, replace(small, behind=True), future, replace(future, behind=True)]
 
 
 def main() -> None:
@@ -430,7 +434,7 @@ def main() -> None:
     )
     parser.add_argument("--save", nargs="?", const=str(OUT), help="append rows to this file")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of virtual time")
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of scenes, from 0 on; else all 14")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of scenes, from 0 on; else all 16")
     options = parser.parse_args()
     rows = []
     for scene in scenes() if options.only is None else map(scenes().__getitem__, options.only):
