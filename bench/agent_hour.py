@@ -349,7 +349,7 @@ class Hour:
                 self._ahead(certain, job, node)
         numbers = tuple(self._numbers.setdefault(name, len(self._numbers)) for name in names)
         asked, by_user = (len(job.request.prompt_ids) - 1) // BLOCK, gap is not None and one.by_user
-        node.left(names[:asked], float("inf") if gap is None else now + gap)
+        node.comes_again(names[:asked], float("inf") if gap is None else now + gap)
         self.notes.append(Note(job.began, now, index, numbers, asked, gap, by_user))
         self._next(node)
         self._begin_ahead(node)

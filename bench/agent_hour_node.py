@@ -327,6 +327,9 @@ class HourNode:
         self._turn()
         self.told.look()
 
+    def comes_again(self, names: Sequence[Hash], until: float) -> None:
+        """These are asked for again at this time, infinity where never: only an oracle makes use of it."""
+
     def _turn(self) -> None:
         """Of the tiers, and a wait for the disk's threads, in real time: what they do takes virtual time only."""
         if self.tiers is None:

@@ -114,7 +114,7 @@ class OracleNode(HourNode):
                 if not held[name]:
                     del held[name]
 
-    def left(self, names: Sequence[Hash], until: float) -> None:
+    def comes_again(self, names: Sequence[Hash], until: float) -> None:
         self._all.leave(names, until)
         self._all.fit(self._fresh)
 
