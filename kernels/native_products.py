@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from afserve.errors import ConfigError
 from afserve.kernels import _native
 from afserve.kernels.formats.scaled import BlockScaled, dequantised, quantised_blocks
 from afserve.kernels.grouped import Grouped, Groups, quantised_groups
@@ -143,7 +144,9 @@ class NativeProducts(Reference):
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         if not self.holds_fp8(shape.dtype):
-            return self._fall_back("expert_ffn", _why_not(shape)).empty_experts_fp8(shape)
+            raise ConfigError(
+                f"experts: FP8 weights meet bfloat16 rows on CPUs, not {shape.dtype}; keep them in that"
+            )
         sizes = shape.slots, shape.hidden, shape.inner
         handle = _native.Experts(*sizes, FP8_CODE, False, None, *places_of(shape))
         return PackedExperts(*sizes, None, None, handle, shape.dtype, fp8=True)

@@ -56,7 +56,7 @@ def spec_of(source: ModelSource, draft: DraftChoice = NO_DRAFTS) -> ModelSpec:
 
 
 def dtype_of(source: ModelSource, spec: ModelSpec) -> torch.dtype:
-    """What the engine computes in. FP8 checkpoints are de-quantised to bfloat16."""
+    """What the engine computes in. FP8 checkpoints are computed in bfloat16."""
     name = spec.dtype if source.dtype == "auto" else source.dtype
     return {"float32": torch.float32, "float16": torch.float16}.get(name, torch.bfloat16)
 

@@ -23,7 +23,7 @@ from afserve.kernels.stack import LayeredExperts
 from afserve.models.expert_tensors import read_codes, read_expert, read_rows
 from afserve.models.keeping import Keeping, KeptFormat
 from afserve.models.rounding import RoundingError
-from afserve.models.weights import TensorSource
+from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
 from afserve.spec_parts import BOUNDED_SWIGLU, SQUARED_RELU, MoeSpec
@@ -168,6 +168,11 @@ class ExpertBank(Bank):
             self._source.block_scaled(name, shape) for name, shape in self._parts(layer, expert)
         )
         if gate is None or up is None or down is None:
+            if not self._source.has_tensor(self._parts(layer, expert)[0][0] + SCALE_SUFFIX):
+                where = self._spec.moe_layer_ids[layer]
+                log.warning(
+                    "expert %d of layer %d is rounded to FP8, as the layer's first is stored", expert, where
+                )
             return False
         self._ops.set_expert_fp8(self._layers[layer], slot, gate, up, down)
         return True

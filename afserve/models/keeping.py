@@ -17,6 +17,9 @@ from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import projections_of
 
+FP8_BITS = 8 + 64 * 8 / (128 * 64)
+"""Of a weight natively: a byte, and its share of the cache line of scales that 128 inputs of 64 outputs have."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptFormat:
@@ -48,7 +51,9 @@ class KeptFormat:
             return self.ggml_bits
         if self.int4 is not None:
             return self.int4.bits
-        return 8.0 if self.int8 or self.fp8 else 8.0 * dtype.itemsize
+        if self.fp8:
+            return FP8_BITS
+        return 8.0 if self.int8 else 8.0 * dtype.itemsize
 
 
 class Keeping:
@@ -112,7 +117,8 @@ class Keeping:
         ]
 
     def _stays_fp8(self, layer: int) -> bool:
-        if self._spec.moe.activation != "silu":  # blocks are multiplied by a plain SwiGLU alone
+        moe = self._spec.layer(self._spec.moe_layer_ids[layer]).moe
+        if moe is None or moe.activation != "silu":  # blocks are multiplied by a plain SwiGLU alone
             return False
         if not self._ops.holds_fp8(self._dtype) or self._spec.fp8_block != (GROUP, GROUP):
             return False

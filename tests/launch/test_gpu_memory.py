@@ -14,6 +14,7 @@ from afserve.launch.plan.models import find_model
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.quantization import Quantization
+from afserve.spec_parts import CLAMPED_SWIGLU
 
 H200 = Gpus(("H200",), (141 << 30,), (141 << 30,))
 A100 = Gpus(("A100",), (80 << 30,), (80 << 30,), fp8=False)
@@ -27,6 +28,10 @@ def kept(spec, device="cuda", gpus=H200, **asked):
     )
     kind = kept_dtype(spec, source, wishes)
     return kind, 8 * role_bytes(spec, source, kind)[1] / spec.routed_parameters()
+
+
+def with_clamped_experts(kind):
+    return kind if kind.moe is None else replace(kind, ffn=replace(kind.moe, activation=CLAMPED_SWIGLU))
 
 
 def spec_of(name, folder, block=None):
@@ -46,6 +51,8 @@ def test_fp8_checkpoints_are_8_bits_where_they_are_multiplied(tmp_path, name, gb
     on_cpu = kept(replace(spec, dtype="bfloat16"), device="cpu", gpus=None)
     assert on_cpu == (kind, bits), "as they are stored"
     assert kept(replace(spec, dtype="float32"), device="cpu", gpus=None) == ("auto", 32.0)
+    clamped = replace(spec, kinds=tuple(map(with_clamped_experts, spec.kinds)))
+    assert kept(clamped) == ("auto", 16.0), "blocks are multiplied by a plain SwiGLU alone"
     assert kept(spec, expert_dtype="int4")[0] == "int4"
     assert kept(replace(spec, fp8_block=None)) == ("auto", 16.0)
     assert kept(replace(spec, fp8_block=(64, 128))) == ("auto", 16.0), "other blocks are de-quantised"

@@ -46,7 +46,7 @@ def test_stored_blocks_reach_the_slots_as_they_are(fp8_folder):
     bank = bank_of(fp8_folder, backend)
     spec = spec_of(ModelSource(str(fp8_folder), "fp8"))
     assert backend.plain == 0 and len(backend.stored) == 2
-    assert bank.expert_bytes == spec.expert_parameters()
+    assert bank.expert_bytes == spec.expert_parameters() * 129 // 128
     on_disk = load_file(fp8_folder / "model.safetensors")
     layer = spec.moe_layer_ids[0]
     for expert, blocks in zip((0, 3), backend.stored, strict=True):
@@ -61,9 +61,35 @@ def test_stored_blocks_reach_the_slots_as_they_are(fp8_folder):
 def test_it_computes_what_dequantised_weights_compute(fp8_folder):
     spec = spec_of(ModelSource(str(fp8_folder), "fp8"))
     kept, plain = (
-        forward(bank_of(fp8_folder, b), spec.hidden) for b in (BlockReference(), open_ops("cpu")._backend)
+        forward(bank_of(fp8_folder, b), spec.hidden)
+        for b in (BlockReference(), open_ops("cpu", 1, "torch")._backend)
     )
     assert (kept - plain).norm() <= 0.06 * plain.norm()  # rows and activations through e4m3: 2 to 3 bits
+
+
+def test_the_native_library_keeps_blocks_and_rounds_nothing_more(fp8_folder):
+    hidden = spec_of(ModelSource(str(fp8_folder), "fp8")).hidden
+    native, plain = (
+        bank_of(fp8_folder, open_ops("cpu", 1, backend)._backend) for backend in ("native", "torch")
+    )
+    assert native._layers[0].fp8 and not plain._layers[0].fp8
+    exact, rounded = forward(native, hidden).float(), forward(plain, hidden).float()
+    assert (exact - rounded).norm() <= 0.01 * rounded.norm()  # weights in bfloat16: 8 bits
+
+
+def test_an_expert_without_blocks_in_a_layer_of_blocks_is_named(fp8_folder, tmp_path, caplog):
+    spec = spec_of(ModelSource(str(fp8_folder), "fp8"))
+    stored = load_file(fp8_folder / "model.safetensors")
+    odd = f"model.layers.{spec.moe_layer_ids[0]}.mlp.experts.3."
+    kept = {name: t for name, t in stored.items() if not (odd in name and name.endswith("_scale_inv"))}
+    for name in [name for name in kept if odd in name]:
+        kept[name] = kept[name].to(torch.bfloat16)
+    save_file(kept, tmp_path / "model.safetensors")
+    config = json.loads((fp8_folder / "config.json").read_text())
+    config["quantization_config"]["modules_to_not_convert"] = [odd.removesuffix(".")]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bank_of(tmp_path, open_ops("cpu", 1, "native")._backend)
+    assert "expert 3 of layer" in caplog.text and "rounded to FP8" in caplog.text
 
 
 def test_wider_rows_get_dequantised_weights(fp8_folder):

@@ -3,6 +3,8 @@
 It decides nothing; `topology.py` does.
 """
 
+from importlib.util import find_spec
+
 from afserve.config import AUTO, ModelSource
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
@@ -18,12 +20,12 @@ STORED_BITS = (
     4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers, on GPUs bytes
 )
 MXFP4_BITS = 4.25  # on GPUs
-FP8_BITS = 8 + 32 / 128**2  # on GPUs: a byte, and its share of a float32 scale for a block of 128 x 128
+FP8_BITS = 8 + 32 / 128**2  # a byte, and its share of a float32 scale for a block of 128 x 128; on CPUs 8.06
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 
 
 def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
-    """Bytes of one number once loaded; FP8 is computed in 16 bits, but by experts on GPUs (`kept_dtype`)."""
+    """Bytes of one number once loaded; FP8 is computed in 16 bits, but by experts (`kept_dtype`)."""
     return max(2, BYTES[computed_dtype(spec, source)])
 
 
@@ -59,8 +61,8 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     or on GPUs `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
-    if asked == AUTO and spec.fp8_block == (128, 128) and source.load_format != "dummy":
-        return "fp8" if _multiplies_fp8(wishes, computed_dtype(spec, source), on_gpu) else asked
+    if asked == AUTO and spec.fp8_block == (128, 128):
+        return "fp8" if _stays_fp8(spec, wishes, computed_dtype(spec, source), on_gpu) else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
     stored = blocks or (how is not None and how.regular and asked != "int8")
     rows = on_gpu or computed_dtype(spec, source) != "float16"
@@ -69,11 +71,14 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     return "mxfp4" if on_gpu and how is not None and how.e2m1 else "stored"
 
 
-def _multiplies_fp8(wishes: Wishes, computed: str, on_gpu: bool) -> bool:
-    """Whether experts in blocks stay so, for rows of this dtype."""
-    if not on_gpu:
-        return computed == "bfloat16"
-    return (wishes.gpus is None or wishes.gpus.fp8) and BYTES[computed] <= 2
+def _stays_fp8(spec: ModelSpec, wishes: Wishes, computed: str, on_gpu: bool) -> bool:
+    """Whether experts in blocks, or random ones of such a model, stay so where rows are of this dtype: what
+    `models.keeping` asks of kernels."""
+    if spec.moe.activation != "silu":
+        return False
+    if on_gpu:
+        return (wishes.gpus is None or wishes.gpus.fp8) and BYTES[computed] <= 2
+    return computed not in ("float32", "float16") and find_spec("afserve.kernels._native") is not None
 
 
 def computed_dtype(spec: ModelSpec, source: ModelSource) -> str:
