@@ -95,9 +95,10 @@ class Client(Calls[Mapping[str, object], Reply, Generator[Delta, None, None]]):
         with clear_errors(self.url):
             return object_of(checked(self._http.delete("/v1/cache")))
 
-    def unpin_prompt(self, body: Mapping[str, object]) -> Mapping[str, object]:
-        """The same of one prompt, given as to `warm`."""
-        return self._post("/v1/cache/unpin", {**self._named, **body})
+    def unpin_prompt(self, body: Mapping[str, object], key: str = "") -> Mapping[str, object]:
+        """The same of one prompt, given as to `warm`. One for admin says of which `key`, by its name."""
+        query = f"?{httpx.QueryParams(key=key)}" if key else ""
+        return self._post(f"/v1/cache/unpin{query}", {**self._named, **body})
 
     def ready(self) -> bool:
         """Whether a server answers there and takes traffic."""

@@ -87,7 +87,7 @@ def build_app(models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSetti
         turns = NextTurns(service.text, each)
         each.followers.append(turns.answered)
         warm = WarmPrompts(each)
-        each.keeping_warm.append(warm)
+        each.keeping_warm.extend((warm, turns))
         service.at_start.append(warm.begin)
         service.at_end.extend((turns.end, warm.end))
     app = Starlette(

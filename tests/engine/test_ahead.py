@@ -161,6 +161,20 @@ def test_a_cancelled_one_leaves_nothing():
     assert not s.busy
 
 
+@pytest.mark.parametrize("in_flight", [True, False])
+@pytest.mark.parametrize("for_whom", [ahead, asked])
+def test_a_cancelled_one_that_nobody_waits_for_is_not_kept(for_whom, in_flight):
+    s = scheduler()
+    s.submit(replace(for_whom(1, prompt(1, 320)), retain=60.0))
+    step(s)
+    plan = s.plan(0) if in_flight else None
+    s.cancel(1)
+    if plan is not None:
+        s.commit(plan, [[7] for chunk in plan.chunks if chunk.last])
+    s.check()
+    assert not s.busy and bool(s.pool.retained.owned()) is (for_whom is asked)
+
+
 LAYER = 0.004  # seconds of a scripted layer, whatever its rows
 
 

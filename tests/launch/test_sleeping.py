@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from afserve.clock import FakeClock
 from afserve.control.admission import Objectives
 from afserve.control.wire.change_values import ScaleTo
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, TokenEvent
 from afserve.errors import DoesNotFitError, OverloadedError, UnavailableError
 from afserve.launch.run import sleeping
 from afserve.launch.run.model_run import CurrentRun
@@ -182,5 +182,22 @@ def test_it_may_sleep_only_where_nothing_runs_and_nobody_asked():
         with pytest.raises(UnavailableError, match="sleeps"):
             await backend.change(ScaleTo({"attention": "2"}))
         assert "sleeps" in (await backend.view()).absent[0] and not await backend.find("r", take=True)
+
+    asyncio.run(play())
+
+
+def test_what_is_computed_ahead_keeps_no_model_awake_and_wakes_none():
+    clock, ahead = FakeClock(100.0), replace(ASKED, priority=AHEAD_PRIORITY)
+
+    async def play():
+        nodes = Nodes(Named())
+        backend = CurrentRun(nodes, clock)
+        clock.advance(30)
+        backend.open(ahead)
+        assert len(nodes.opened) == 1 and backend.idle_seconds() == 30
+        sleep = backend.sleep(0.0)
+        with pytest.raises(UnavailableError, match="small sleeps"):
+            backend.open(ahead)
+        assert not sleep.asked.is_set() and sleep.held == 0
 
     asyncio.run(play())

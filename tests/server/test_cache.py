@@ -117,6 +117,25 @@ def test_one_prompt_is_let_go_and_others_stay(askers):
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt"
 
 
+def test_who_sees_all_says_whose_prompt_is_let_go(askers):
+    alice, bob, root = askers
+    blocks = [asker.warm()["prompt_tokens"] // BLOCK for asker in (alice, bob, root)]
+
+    def unpin(**query):
+        return root.http.post("/v1/cache/unpin", json={"prompt": PROMPT}, params=query)
+
+    for query, told in (({}, "?key=root for your own"), ({"key": "carol"}, "'carol' is no key")):
+        refused = unpin(**query)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "key"
+        assert told in refused.json()["error"]["message"]
+    assert unpin(key="alice").json()["unpinned"]["blocks"] == blocks[0]
+    assert [row["key"] for row in root.kept()["kept"]] == ["bob", "root"]
+    secret = root.http.headers["authorization"].removeprefix("Bearer ")
+    with Client(str(root.http.base_url), api_key=secret) as client:
+        assert client.unpin_prompt({"prompt": PROMPT}, key="root")["unpinned"]["blocks"] == blocks[2]
+    assert bob.http.post("/v1/cache/unpin", json={"prompt": PROMPT}).json()["unpinned"]["blocks"] == blocks[1]
+
+
 def test_who_may_ask_and_for_what(askers):
     alice, _, _ = askers
     assert httpx.get(f"{alice.http.base_url}/v1/cache").status_code == 401

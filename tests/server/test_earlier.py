@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Vocabulary
 
+from afserve.control.backend import CacheKept
 from afserve.server.answers.earlier import AnswerTokens
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
@@ -152,6 +153,32 @@ def test_over_http_the_next_turn_begins_with_what_was_generated(make_backend, ru
             assert backend.requests[-1].prompt_ids[: len(begun)] == begun
             http.post("/v1/messages", json={"messages": messages, "max_tokens": 3})
             assert backend.requests[-1].prompt_ids[: len(begun)] == begun
+
+
+def test_what_was_warmed_of_a_chat_is_what_is_let_go(make_backend, run_server, tokenizer):
+    backend, told = make_backend(), []
+    spelled_out = other_spelling(tokenizer, "the quick fox")
+    backend.answer_to = lambda request: [*spelled_out, 1]
+
+    async def kept_cache(owner, *, unpin, prompt, salt):
+        told.append((tuple(prompt), salt))
+        return CacheKept((), complete=True)
+
+    backend.kept_cache = kept_cache
+    with run_server(backend) as server, httpx.Client(base_url=server.url, timeout=20) as http:
+        messages = [{"role": "user", "content": "hello"}]
+        assert http.post("/v1/chat/completions", json={"messages": messages}).status_code == 200
+        hosted = next(iter(server.app.state.service.models))
+        hosted.keeper.submit(threading.Event).result(20)
+        messages += [
+            {"role": "assistant", "content": "the quick fox"},
+            {"role": "user", "content": "and?"},
+        ]
+        for verb in ("warm", "unpin"):
+            assert http.post(f"/v1/cache/{verb}", json={"messages": messages}).status_code == 200
+    first, warmed = (request.prompt_ids for request in backend.requests)
+    assert warmed[: len(first) + len(spelled_out)] == (*first, *spelled_out)
+    assert told == [(warmed, "")]
 
 
 def test_kept_answers_can_be_switched_off(make_backend, run_server, tokenizer):

@@ -11,7 +11,8 @@ import pytest
 
 from afserve.clock import FakeClock
 from afserve.engine.scheduling.request import SamplingParams
-from afserve.server.answers.next_turns import MOST, WarmPrompts
+from afserve.errors import OverloadedError, UnavailableError
+from afserve.server.answers.next_turns import MOST, NextTurns, WarmPrompts
 from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.fields import Fields
 from afserve.server.text.kinds import BodyKind
@@ -111,7 +112,7 @@ def test_warm_prompts_are_computed_again_while_they_are_to_stay(make_backend, ru
         first = backend.requests[0].prompt_ids
         assert waits_for(lambda: sum(one.ahead for one in backend.requests) >= 2), "nobody looked after it"
         assert http.delete("/v1/cache").status_code == 200
-        (keeper,) = running.app.state.service.models.first_model.keeping_warm
+        keeper, _ = running.app.state.service.models.first_model.keeping_warm
         assert not keeper.kept
     again = [one for one in backend.requests if one.ahead]
     assert {one.prompt_ids for one in again} == {first} and all(500 < one.retain <= 600 for one in again)
@@ -120,16 +121,16 @@ def test_warm_prompts_are_computed_again_while_they_are_to_stay(make_backend, ru
 class Looked(WarmPrompts):
     """What it would compute again."""
 
-    def __init__(self, backend):
+    def __init__(self, backend, pause=0.0):
         metrics = SimpleNamespace(clock=FakeClock())
-        super().__init__(SimpleNamespace(backend=backend, metrics=metrics, model_name="nano"), pause=0.0)
+        super().__init__(SimpleNamespace(backend=backend, metrics=metrics, model_name="nano"), pause)
 
-    def warm(self, owner, *prompts, salt=""):
-        scheduling = Scheduling(tenant=owner, cache_salt=salt, retain=600.0)
+    def warm(self, owner, *prompts, salt="", retain=600.0):
+        scheduling = Scheduling(tenant=owner, cache_salt=salt, retain=retain)
         self.warmed(SimpleNamespace(prompts=[array("i", one) for one in prompts], scheduling=scheduling))
 
     def tokens(self):
-        return [array("i", tokens).tolist() for tokens, _ in self.kept]
+        return [array("i", tokens).tolist() for _, tokens, _ in self.kept]
 
 
 def test_what_is_unpinned_is_looked_after_no_longer(make_backend):
@@ -152,6 +153,111 @@ def test_whoever_warms_the_most_loses_the_first(make_backend):
     looked.warm("alice", [1], [2])
     looked.warm("bob", *([number] for number in range(10, 10 + MOST)))
     assert looked.tokens() == [[1], [2], *([number] for number in range(12, 10 + MOST))]
+
+
+def test_what_has_expired_goes_before_anybody_loses_a_prompt(make_backend):
+    looked = Looked(make_backend())
+    looked.warm("bob", *([number] for number in range(MOST - 1)))
+    looked.warm("alice", [100], retain=1.0)
+    looked._model.metrics.clock.advance(2.0)
+    looked.warm("alice", [101])
+    assert looked.tokens() == [*([number] for number in range(MOST - 1)), [101]]
+
+
+def test_each_key_has_its_own_wish_and_the_longer_one_of_two(make_backend):
+    looked = Looked(make_backend())
+    looked.warm("alice", [1])
+    looked.warm("alice/batch", [1], retain=5.0)
+    looked.warm("bob", [1], retain=5.0)
+    assert [until for until, _ in looked.kept.values()] == [600.0, 5.0]
+    looked.unpinned("bob", array("i", [1]), "")
+    assert [owner for owner, _, _ in looked.kept] == ["alice"]
+
+
+@pytest.mark.parametrize(
+    ("then", "looks_on"),
+    [("fails", True), ("unpinned", True), ("warmed again", True), ("sleeps", False), ("late", False)],
+)
+def test_who_is_looked_after_behind_one_that_ended_otherwise(then, looks_on, make_backend, monkeypatch):
+    """The last one first. Only where nodes have no time, or are not there, do the others wait for the next look."""
+    monkeypatch.setattr("afserve.server.answers.next_turns.SECONDS", 0.01 if then == "late" else 600.0)
+
+    async def play():
+        backend = make_backend()
+        backend.open = open_
+        looked = Looked(backend, pause=0.001)
+        looked.warm("alice", [1], [2], retain=5.0)
+        await looked.begin()
+        await asyncio.wait_for(begun.wait(), 20)
+        if then == "unpinned":
+            looked.warm("alice", [3])
+            looked.unpinned(None, array("i", [2]), "")
+        elif then == "warmed again":
+            looked._model.metrics.clock.advance(10.0)
+            looked.warm("alice", [1])
+            ended.set()
+        while len(opened) < 2:
+            await asyncio.sleep(0.001)
+        await looked.end()
+
+    def open_(request):
+        opened.append(request.prompt_ids)
+        begun.set()
+        if then in ("fails", "sleeps"):
+            raise (OverloadedError if then == "fails" else UnavailableError)("no")
+        return SimpleNamespace(events=waits)
+
+    async def waits():
+        await ended.wait()
+        return
+        yield
+
+    opened, begun, ended = [], asyncio.Event(), asyncio.Event()
+    asyncio.run(asyncio.wait_for(play(), 20))
+    assert opened[:2] == [(2,), (1,) if looks_on else (2,)]
+
+
+def test_one_whose_time_is_over_may_be_let_go_while_it_ends(make_backend):
+    async def play():
+        looked = Looked(make_backend())
+        looked.warm("alice", [1])
+        (key,) = looked.kept
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.0) as limit:
+                looked._computed = key, limit
+                try:
+                    await asyncio.sleep(20)
+                finally:
+                    assert limit.expired()
+                    looked.unpinned("alice", array("i"), "")
+        assert not looked.kept
+
+    asyncio.run(play())
+
+
+def test_a_next_turn_is_not_computed_once_its_key_lets_go(make_backend):
+    def asked(owner, salt):
+        return SimpleNamespace(
+            body=b"{}", params=SamplingParams(), scheduling=Scheduling(tenant=owner, cache_salt=salt)
+        )
+
+    async def left(*told):
+        turns = NextTurns(SimpleNamespace(idle=False), looked._model)
+        for owner, salt in (("alice", ""), ("alice", "own"), ("bob", "")):
+            turns.answered(asked(owner, salt), array("i"), None)
+        await asyncio.sleep(0)
+        turns.unpinned(*told)
+        await asyncio.sleep(0.001)
+        try:
+            return [(one.tenant, one.cache_salt) for one in turns._tasks.values()]
+        finally:
+            await turns.end()
+
+    looked, every, one = Looked(make_backend()), array("i"), array("i", [1])
+    assert asyncio.run(left("alice", every, "")) == [("bob", "")]
+    assert asyncio.run(left("alice", one, "own")) == [("alice", ""), ("bob", "")]
+    assert asyncio.run(left("carol", every, "")) == [("alice", ""), ("alice", "own"), ("bob", "")]
+    assert asyncio.run(left(None, every, "")) == []
 
 
 def test_what_is_unpinned_while_it_is_computed_ends(make_backend):

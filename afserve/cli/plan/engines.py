@@ -72,7 +72,7 @@ def _plain(pools: tuple[DevicePool, ...], curves: str) -> bool:
 def _nearest(kind: str, pools: tuple[DevicePool, ...], setting: Setting) -> list[Engine]:
     """The engines of that kind that bear on the question, that with the row most like it on any of the pools first.
     Both of AFD do, and where no row of any is like it, all of that kind."""
-    layouts = ("dp", "tp", "tp ep") if kind == "colocated" else ("afd",)
+    layouts = ("dp", "dp tp", "tp", "tp ep") if kind == "colocated" else ("afd",)
     asked = [(setting.like(pool.chip, layout), pool.count) for pool in pools for layout in layouts]
     loaded = [load_engine(name) for name in (COLOCATED if kind == "colocated" else AFD)]
     alike = {e.name: max(e.rows.nearest(like, most) for like, most in asked) for e in loaded}

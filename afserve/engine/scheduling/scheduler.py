@@ -94,13 +94,12 @@ class Scheduler:
         self._queue(sequence)
 
     def cancel(self, handle: int) -> bool:
-        """Drop a request. One in flight is only marked; `commit` drops it. False if it is not known."""
+        """Drop a request; `commit` drops one that is in flight. False if it is not known."""
         sequence = self.open.get(handle)
         if sequence is None:
             return False
-        if sequence.in_flight:
-            sequence.cancelled = True
-        else:
+        sequence.cancelled = True
+        if not sequence.in_flight:
             self._drop(sequence)
         return True
 

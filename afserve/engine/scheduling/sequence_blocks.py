@@ -38,8 +38,10 @@ class SequenceBlocks:
         self._tell(sequence, 0, len(found))
 
     def release(self, sequence: Sequence) -> None:
+        """What was computed ahead and is cancelled keeps nothing: a prompt may be let go while it is computed again."""
         request = sequence.request
-        retain = Retention(request.tenant.owner, request.retain) if request.retain else None
+        keeps = request.retain > 0 and not (request.ahead and sequence.cancelled)
+        retain = Retention(request.tenant.owner, request.retain) if keeps else None
         self.pool.release(sequence.blocks, computed=sequence.computed, retain=retain)
         sequence.blocks = []
 

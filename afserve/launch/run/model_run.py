@@ -64,6 +64,9 @@ class CurrentRun:
     def open(
         self, request: GenerationRequest, keep: Keep | None = None, taker: Taker | None = None
     ) -> Opened:
+        """What is computed ahead keeps no model awake and wakes none: of one that sleeps it raises UnavailableError."""
+        if request.ahead:
+            return self._frontend.open(request, keep, taker)
         self._asked_at = self._clock.now()
         if self._sleep is not None:
             return self._sleep.hold(lambda frontend: frontend.open(request, keep, taker))

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
-from afserve.errors import AfserveError
+from afserve.errors import AfserveError, UnavailableError
 from afserve.server.answers.hosted import Hosted
 from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.prepared import Prepared
@@ -27,7 +27,7 @@ MOST = 64  # conversations at a time; of others nothing is computed
 SECONDS = 300.0  # then who was answered is hardly there any more
 PAUSE = 30.0  # seconds between two looks after warm prompts
 _LOOK = 0.05  # seconds between two looks for a free text process
-_Warm = tuple[bytes, str]  # token ids and a salt
+_Warm = tuple[str, bytes, str]  # its owner, token ids and a salt
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
@@ -53,7 +53,7 @@ class NextTurns:
 
     def __init__(self, text: TextPool, model: Hosted) -> None:
         self._text, self._model = text, model
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Scheduling] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -62,14 +62,23 @@ class NextTurns:
         """These token ids are the answer. Once `kept` is done they stand in prompts that follow."""
         if asked.body and asked.scheduling.ahead and asked.params.n == 1 and len(self._tasks) < MOST:
             task = asyncio.get_running_loop().create_task(self._compute(asked, answer, kept))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = asked.scheduling
+            task.add_done_callback(self._tasks.pop)
+
+    def warmed(self, asked: Prepared) -> None:
+        """No turn follows it."""
+
+    def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
+        """What is pinned with a next turn may be what is let go, also of one prompt: it is not computed."""
+        for task, scheduling in list(self._tasks.items()):
+            if owner in (None, _owner(scheduling)) and (not prompt or scheduling.cache_salt == salt):
+                task.cancel()
 
     async def _compute(self, asked: Prepared, answer: "array[int]", kept: "Future[None] | None") -> None:
         try:
             async with asyncio.timeout(SECONDS):
                 if kept is not None:
-                    await asyncio.wrap_future(kept)
+                    await asyncio.shield(asyncio.wrap_future(kept))  # kept also where this ends
                 prompt = await self._prompt(asked, answer)
                 await compute_ahead(self._model, asked.scheduling, prompt, asked.scheduling.retain)
         except TimeoutError:
@@ -106,30 +115,35 @@ class WarmPrompts:
     def warmed(self, asked: Prepared) -> None:
         until = self._model.metrics.clock.now() + asked.scheduling.retain
         for prompt in asked.prompts:
-            key = prompt.tobytes(), asked.scheduling.cache_salt
-            self.kept[key] = until, asked.scheduling
+            key = _owner(asked.scheduling), prompt.tobytes(), asked.scheduling.cache_salt
+            known = self.kept.get(key)
+            self.kept[key] = until if known is None else max(until, known[0]), asked.scheduling
             self.kept.move_to_end(key)
             if len(self.kept) > MOST:
                 self._give_up()
 
     def _give_up(self) -> None:
-        owners = [_owner(scheduling) for _, scheduling in self.kept.values()]
-        most = Counter(owners).most_common(1)[0][0]
-        self._drop(next(key for key, owner in zip(self.kept, owners, strict=True) if owner == most))
+        now = self._model.metrics.clock.now()
+        for key in [key for key, (until, _) in self.kept.items() if until <= now]:
+            self._drop(key)
+        if len(self.kept) > MOST:
+            most = Counter(owner for owner, _, _ in self.kept).most_common(1)[0][0]
+            self._drop(next(key for key in self.kept if key[0] == most))
 
     def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
         """With a prompt goes what it begins with: their blocks are the same."""
         told = prompt.tobytes()
-        for key, (_, scheduling) in list(self.kept.items()):
-            if owner in (None, _owner(scheduling)) and (
-                not told or (told.startswith(key[0]) and key[1] == salt)
-            ):
+        for key in list(self.kept):
+            whose, tokens, own_salt = key
+            if owner in (None, whose) and (not told or (told.startswith(tokens) and own_salt == salt)):
                 self._drop(key)
 
     def _drop(self, key: _Warm) -> None:
         self.kept.pop(key, None)
         if self._computed is not None and self._computed[0] == key:
-            self._computed[1].reschedule(0.0)
+            limit, self._computed = self._computed[1], None
+            if not limit.expired():  # one that is, ends already, and cannot be told so again
+                limit.reschedule(0.0)
 
     async def begin(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -137,24 +151,28 @@ class WarmPrompts:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._pause)
-            for key, (until, scheduling) in reversed(list(self.kept.items())):
-                left = until - self._model.metrics.clock.now()
+            for key in reversed(list(self.kept)):
+                found = self.kept.get(key)
+                if found is None:
+                    continue  # it was let go meanwhile
+                left = found[0] - self._model.metrics.clock.now()
                 if left <= 0:
-                    self.kept.pop(key, None)
-                if key in self.kept and not await self._look_after(key, scheduling, left):
+                    self._drop(key)
+                elif not await self._look_after(key, found[1], left):
                     break
 
     async def _look_after(self, key: _Warm, scheduling: Scheduling, left: float) -> bool:
-        """Whether nodes had time for it; else all wait for the next look."""
+        """Whether there are nodes that had time for it; else all wait for the next look."""
         try:
             async with asyncio.timeout(SECONDS) as limit:
                 self._computed = key, limit
-                await compute_ahead(self._model, scheduling, array("i", key[0]), left)
+                await compute_ahead(self._model, scheduling, array("i", key[1]), left)
         except TimeoutError:
-            return False
+            return self._computed is None  # then it was let go
+        except UnavailableError:
+            return False  # the model sleeps, or has too few nodes
         except AfserveError as error:
             log.info("a warm prompt of %s is not looked after: %s", self._model.model_name, error.message)
-            return False
         finally:
             self._computed = None
         return True

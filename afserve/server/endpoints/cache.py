@@ -4,6 +4,7 @@ admin, and everybody where no key is asked for, sees all."""
 import asyncio
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +13,8 @@ from afserve.control.backend import CacheKept
 from afserve.control.wire.cache_values import KeptCache
 from afserve.engine.kv.retained import Owned
 from afserve.engine.stats import AttentionStats
-from afserve.server.access.accounts import account_of
+from afserve.errors import RequestError, shown
+from afserve.server.access.accounts import Account, account_of
 from afserve.server.access.key_file import KeyRole
 from afserve.server.access.keyring import ForbiddenError
 from afserve.server.answers.hosted import Hosted
@@ -52,10 +54,29 @@ class CacheEndpoints:
             asked = await service.text.prepare(BodyKind.WARM, body.data)
             body.release_bytes()
         assert isinstance(asked, Prepared)
-        model, account = service.models.named(asked.model), account_of(request.scope)
-        salt, owner = account.scheduled(asked.scheduling).cache_salt, _owner(request)
+        model, owner, account = service.models.named(asked.model), _owner(request), self._whose(request)
+        asked = model.as_generated(replace(asked, scheduling=account.scheduled(asked.scheduling)))
+        salt = asked.scheduling.cache_salt
         found = [await _ask(model, owner, unpin=True, prompt=prompt, salt=salt) for prompt in asked.prompts]
         return json_response(_unpinned(found))
+
+    def _whose(self, request: Request) -> Account:
+        """Whose prompt it is: it was kept under a salt of its key's. Raises RequestError where one for admin does not
+        say, or names no key."""
+        own, name, accounts = account_of(request.scope), _owner(request), self._service.accounts
+        if own.key is None or own.key.role is not KeyRole.ADMIN or own.shares_prefixes:
+            return own
+        if name is None:
+            raise RequestError.about(
+                "key",
+                "a prompt is kept for each key by itself; add ?key=NAME to say whose it is to let go, "
+                f"?key={own.key.name} for your own",
+            )
+        if (key := accounts.ring.key_named(name)) is None:
+            raise RequestError.about(
+                "key", f"{shown(name)} is no key of this server; GET /v1/cache says who keeps what"
+            )
+        return accounts.account_for(key)
 
     async def _ask(self, request: Request, *, unpin: bool) -> list[tuple[str, CacheKept]]:
         """Of one model or of all, at once."""
