@@ -214,11 +214,13 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
         scored = index.dim * h * (index.heads + 1) if index else 0
         return scored + h * (2 * a.heads * a.head_dim + a.gate_width + 2 * a.kv_heads * a.head_dim)
     q_in = a.q_lora_rank or h
-    scored = index.dim * (h + q_in * index.heads) + h * index.heads if index and index.kept else 0
+    scored = 0
+    if index and index.kept:
+        scored = index.dim * (h + (h if index.own else q_in) * index.heads) + h * index.heads
     return scored + (
         (h * a.q_lora_rank if a.q_lora_rank else 0)
         + q_in * a.heads * a.head_dim
-        + h * (a.kv_lora_rank + a.rope_dim)
+        + h * (a.kv_lora_rank + a.rope_dim) * (a.source is None)
         + a.kv_lora_rank * a.heads * (a.nope_dim + a.value_dim)
         + a.heads * a.value_dim * h
     )

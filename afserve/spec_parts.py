@@ -23,7 +23,7 @@ class RopeSpec:
     `kind` is config.json's `rope_type` ("default", "linear", "yarn", "longrope" ...); `factor` is linear's and yarn's,
     the fields after it are yarn's, then llama3's two, and longrope's: divisors and a factor of cos and sin for contexts
     up to `original_max`, and others for longer ones. Of kind "proportional" only the `partial` first frequencies are
-    not 0.
+    not 0. `learned`: frequencies are multiplied by the exponentials of numbers of the checkpoint (LeRoPE).
     """
 
     kind: str
@@ -45,13 +45,15 @@ class RopeSpec:
     short_mscale: float = 1.0
     long_mscale: float = 1.0
     partial: float = 1.0
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
     """DeepSeek's sparse attention: `heads` of `dim` score every cached token, the `top` best are attended. The rotary
     embedding turns neighbours where it is `interleaved`. A layer that `reuses` has no indexer, and attends what the
-    last layer with one chose.
+    last layer with one chose. With queries of its `own` these are made of the row itself behind a LayerNorm, not of
+    what attention's are made of, and scaled as `log_scaled` says of those.
 
     With a `block` it is MiniMax M3's: each key head attends the `top` best aligned blocks of so many tokens, among them
     the last `local` ones; of `heads` there is one for each key head."""
@@ -63,6 +65,7 @@ class IndexerSpec:
     reuses: bool = False
     block: int = 0
     local: int = 0
+    own: bool = False
 
     @property
     def reach(self) -> int:
@@ -98,7 +101,9 @@ class AttentionSpec:
     - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
     - `none`: the layer is an FFN alone.
 
-    Of `mla`, `latent_scale` multiplies the latent behind its norm.
+    Of `mla`, `latent_scale` multiplies the latent behind its norm, which has an epsilon of its own. Where its queries
+    are `log_scaled`, those of each head are multiplied by s ln(1 + p) + b at position p, of learned s and b. With a
+    `source`, the number of an earlier layer, it keeps no latents and attends those of that layer.
 
     `window` counts the token itself, None is all of the context; `chunk` attends inside of an aligned chunk instead.
     `sinks` are learned logits, one a head, that take weight and give no value. `rope` None is a
@@ -137,6 +142,9 @@ class AttentionSpec:
     nope_dim: int = 0
     rope_dim: int = 0
     latent_scale: float = 1.0
+    latent_eps: float = 1e-6
+    log_scaled: bool = False
+    source: int | None = None
     indexer: IndexerSpec | None = None
     taps: int = 0
     rule: Literal["head", "channel", "sum"] = "head"
@@ -155,19 +163,19 @@ class AttentionSpec:
             return 0
         index = self.indexer.kept if self.indexer else 0
         if self.kind == "mla":
-            return self.kv_lora_rank + self.rope_dim + index
+            return index if self.source is not None else self.kv_lora_rank + self.rope_dim + index
         return self.kv_heads * (self.head_dim + max(self.head_dim, self.value_dim)) + index
 
     def kv_bytes(self, element: int) -> int:
         """Per token and layer, of numbers of so many bytes. Those of one byte have two scales in float32 for each head
         of keys and values, for a latent and its rotary key, or for an index key."""
-        rows = self.kv_heads + (self.indexer is not None and self.indexer.kept > 0)
+        rows = self.kv_heads * (self.source is None) + (self.indexer is not None and self.indexer.kept > 0)
         return element * self.kv_width + (8 * rows if element == 1 and self.kv_width else 0)
 
     @property
     def keeps_for_itself(self) -> bool:
         """Whether a layer alone could compute it: it keeps keys, and reuses nothing of a layer before."""
-        return self.kv_width > 0 and not (self.indexer and self.indexer.reuses)
+        return self.kv_width > 0 and self.source is None and not (self.indexer and self.indexer.reuses)
 
     @property
     def recurrent(self) -> bool:

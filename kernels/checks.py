@@ -170,7 +170,7 @@ def expect_mla(layer: MlaLayer) -> None:
     if layer.q_up is not None and layer.q_norm_R is not None:
         query = layer.q_norm_R.shape[0]
         expect_sizes("q_up", layer.q_up, layer.heads * head, query)
-    expect_sizes("down", layer.down, query + rank + layer.rope, hidden)
+    expect_sizes("down", layer.down, query + (0 if layer.borrows else rank + layer.rope), hidden)
     expect_sizes("out", layer.out, hidden, layer.heads * layer.value_size)
     for name, packed, sizes in (
         ("up_k", layer.up_k, (layer.heads, rank, layer.nope)),
@@ -187,10 +187,15 @@ def expect_mla(layer: MlaLayer) -> None:
 
 
 def expect_indexer(indexer: Indexer, layer: MlaLayer) -> None:
-    if layer.q_norm_R is None:
+    read, hidden = layer.q_norm_R, layer.input_norm_H.shape[0]
+    if indexer.own is not None:
+        read = indexer.own.norm_H
+        expect_shape("indexer.own.norm_H", read, (hidden,))
+        expect_shape("indexer.own.scale", indexer.own.scale.scale_A, (indexer.heads,))
+    if read is None:
         raise ValueError("indexer: its queries need those of attention to have a rank of their own")
-    hidden, (heads, dim) = layer.input_norm_H.shape[0], (indexer.heads, indexer.dim)
-    expect_sizes("indexer.queries", indexer.queries, heads * dim, layer.q_norm_R.shape[0])
+    heads, dim = indexer.heads, indexer.dim
+    expect_sizes("indexer.queries", indexer.queries, heads * dim, read.shape[0])
     expect_sizes("indexer.keys", indexer.keys, dim, hidden)
     expect_sizes("indexer.weights", indexer.weights, heads, hidden)
     expect_shape("indexer.norm_I", indexer.norm_I, (dim,))

@@ -24,24 +24,31 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     layer, cache_NBC = bound.layer, bound.cache_NBC
 
     def turned(x_TAD: Tensor) -> Tensor:
+        if not layer.rope:
+            return x_TAD
         return ops.rope(x_TAD, layer.cos_PD, layer.sin_PD, batch.position_T, layer.interleaved)
 
     tokens, head = x_TH.shape[0], layer.nope + layer.rope
     normed_TH = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
-    query, latent_TC, k_rope = ops.linear(normed_TH, layer.down).split(
-        (layer.query, layer.rank, layer.rope), 1
-    )
+    made_TD = ops.linear(normed_TH, layer.down)
+    query = made_TD[:, : layer.query]
+    if not layer.borrows:
+        _, latent_TC, k_rope = made_TD.split((layer.query, layer.rank, layer.rope), 1)
+        latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
+        k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
+        ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
+    ranked_TR = query
     if layer.q_up is not None and layer.q_norm_R is not None:
         ranked_TR = ops.rms_norm(query, layer.q_norm_R, layer.latent_eps)
         query = ops.linear(ranked_TR, layer.q_up)
-        if layer.indexer is not None:
-            batch.chosen.rows = _choose(ops, normed_TH, ranked_TR, layer.indexer, bound, batch)
+    if layer.indexer is not None:
+        batch.chosen.rows = _choose(ops, normed_TH, ranked_TR, layer.indexer, bound, batch)
     if layer.steps.q_scale_P is not None:
         query = (query * layer.steps.q_scale_P[batch.position_T][:, None]).to(query.dtype)
-    q_nope, q_rope = query.view(tokens, layer.heads, head).split((layer.nope, layer.rope), 2)
-    latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
-    k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
-    ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
+    q_TAD = query.view(tokens, layer.heads, head)
+    if layer.steps.log_scale is not None:
+        q_TAD = (q_TAD * layer.steps.log_scale.at(batch.position_T)).to(q_TAD.dtype)
+    q_nope, q_rope = q_TAD.split((layer.nope, layer.rope), 2)
     q_TAC = torch.cat((ops.linear_heads(q_nope, layer.up_k), turned(q_rope)), 2)
     if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
@@ -58,6 +65,8 @@ def _choose(
     assert index_NBI is not None, "checked when it was bound"
 
     def turned(x_TJI: Tensor) -> Tensor:
+        if not layer.rope:
+            return x_TJI
         rope = x_TJI[:, :, : layer.rope]
         rope = ops.rope(rope, layer.cos_PD, layer.sin_PD, batch.position_T, indexer.interleaved)
         return torch.cat((rope, x_TJI[:, :, layer.rope :]), 2)
@@ -66,7 +75,12 @@ def _choose(
     ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, indexer.dim)
     if batch.max_context <= indexer.top:
         return None
+    own = indexer.own
+    if own is not None:
+        ranked_TR = ops.layer_norm(normed_TH, own.norm_H, own.norm_bias_H, INDEX_EPS)
     q_TJI = turned(ops.linear(ranked_TR, indexer.queries).unflatten(1, (indexer.heads, indexer.dim)))
+    if own is not None:
+        q_TJI = (q_TJI * own.scale.at(batch.position_T)).to(q_TJI.dtype)
     weight_TJ = ops.logits(normed_TH, indexer.weights) * indexer.scale
     slot_TK = ops.choose_rows(q_TJI, weight_TJ, index_NBI, batch, indexer.top)
     return chosen_batch(batch, slot_TK, indexer.top)

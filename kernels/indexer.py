@@ -25,15 +25,26 @@ from torch import Tensor
 from afserve.kernels.formats.eight_bits import latents_at
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch, sequences
+from afserve.kernels.pointwise import LogScale
 
 INDEX_EPS = 1e-6
 _SCORED = 1 << 24  # scores that are held at a time, one for each of a token's heads and keys
 
 
 @dataclass(frozen=True, slots=True)
+class OwnQueries:
+    """Queries of the normalised row behind a LayerNorm, those of each head scaled by position."""
+
+    norm_H: Tensor
+    norm_bias_H: Tensor
+    scale: LogScale
+
+
+@dataclass(frozen=True, slots=True)
 class Indexer:
     """`queries` are made of what attention's own are made of, `keys` and `weights` of the normalised row. Keys pass a
-    LayerNorm. Of each head as many numbers are turned as attention turns, in pairs if `interleaved`."""
+    LayerNorm. Of each head as many numbers are turned as attention turns, in pairs if `interleaved`. With an
+    `own` input queries are made of it."""
 
     queries: PackedLinear
     keys: PackedLinear
@@ -42,6 +53,7 @@ class Indexer:
     bias_I: Tensor
     top: int
     interleaved: bool
+    own: "OwnQueries | None" = None
 
     @property
     def heads(self) -> int:

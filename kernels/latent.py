@@ -22,6 +22,7 @@ class MlaLayer:
     meet the latent by `up_k`, A x (C, nope), and `rope` that are turned; `up_v` is A x (value, C).
 
     With an `indexer` a token attends the rows that it chooses; with `reuses` those that the last layer with one chose.
+    A layer that `borrows` is bound to the latents of another one: it writes none, and `down` makes its query alone.
 
     Norms have the rows' dtype. Without a router `gate_EH` and `rule` are None; `gate_bias_E` is added to the router's
     logits, `bias_E` only to what experts are chosen by.
@@ -52,6 +53,7 @@ class MlaLayer:
     steps: Steps = NO_STEPS
     indexer: Indexer | None = None
     reuses: bool = False
+    borrows: bool = False
 
     @property
     def rank(self) -> int:
@@ -65,7 +67,7 @@ class MlaLayer:
     @property
     def query(self) -> int:
         """Outputs of `down` that are the query's."""
-        return self.down.outputs - self.rank - self.rope
+        return self.down.outputs - (0 if self.borrows else self.rank + self.rope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afserve.kernels.indexer import BlockIndexer
 from afserve.kernels.packed import PackedLinear
+from afserve.kernels.pointwise import LogScale
 from afserve.kernels.routing import RouterRule
 
 
@@ -24,7 +25,7 @@ class Steps:
     what heads saw; or the `softplus` of it. `after_norm_H` is an RMS norm of what attention adds.
     `parallel`: the FFN's norm is of the row before attention adds to it. Values of each head are normalised where there
     is a `v_norm_D`. The router reads the row by a `router_norm_H` of its own, and `expert_scale_E` multiplies weights.
-    `blocks` chooses the blocks of keys that are attended.
+    `blocks` chooses the blocks of keys that are attended. `log_scale` multiplies queries by position, head by head.
     """
 
     centred: bool = False
@@ -42,6 +43,7 @@ class Steps:
     router_norm_H: Tensor | None = None
     expert_scale_E: Tensor | None = None
     blocks: BlockIndexer | None = None
+    log_scale: LogScale | None = None
 
     def names(self) -> str:
         """For the log; empty where there is none."""
@@ -58,6 +60,7 @@ class Steps:
             (self.router_norm_H is not None, "a norm for the router"),
             (self.expert_scale_E is not None, "a scale for each expert"),
             (self.blocks is not None, "attention to chosen blocks"),
+            (self.log_scale is not None, "queries scaled by the logarithm of their position"),
         )
         return ", ".join(name for there, name in told if there)
 

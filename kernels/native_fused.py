@@ -99,6 +99,8 @@ def why_not_mla(layer: MlaLayer, gate: _native.Linear | None) -> str:
         return f"latents of {layer.rank + layer.rope} elements"
     if layer.steps.names():
         return layer.steps.names()
+    if layer.borrows or not layer.rope:
+        return "latents of another layer" if layer.borrows else "latents without a rotary key"
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
     if layer.indexer is not None and (odd := _odd_indexer(layer.indexer, dtype)):
@@ -155,6 +157,8 @@ def _latent_weights(
 
 def _odd_indexer(indexer: Indexer, dtype: torch.dtype) -> str:
     """What the library can't take of it; empty where it takes it whole."""
+    if indexer.own is not None:
+        return "an indexer with queries of its own"
     maps, norms = (indexer.queries, indexer.keys, indexer.weights), (indexer.norm_I, indexer.bias_I)
     if {x.dtype for x in (*maps, *norms)} != {dtype} or not all(norm.is_contiguous() for norm in norms):
         return "an indexer of several dtypes"

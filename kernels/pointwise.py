@@ -5,6 +5,7 @@ token's bits depend on how many tokens stand beside it, and on the threads. Its 
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,3 +40,16 @@ def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x) in float32, of any shape and floating dtype."""
     wide = x.float()
     return torch.where(wide > _LINEAR, wide, wide.exp().log1p_())
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """Of the queries of each head, at position p: scale ln(1 + p) + bias (scalable softmax, arXiv 2501.19399)."""
+
+    scale_A: Tensor
+    bias_A: Tensor
+
+    def at(self, position_T: Tensor) -> Tensor:
+        """(T, A, 1) float32."""
+        log_T1 = position_T.float().log1p()[:, None]
+        return (self.scale_A.float() * log_T1 + self.bias_A.float())[:, :, None]

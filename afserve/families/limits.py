@@ -44,6 +44,12 @@ def check(spec: ModelSpec, where: str) -> None:
     if first and first[1].reuses:
         shared = _unsupported("indexer_types: shared without an earlier full one", "full, then shared")
         raise CheckpointError(f"{where}: {shared} (layer {first[0]})")
+    for number in range(len(spec.pattern)):
+        if _nothing_shared(spec, number):
+            latents = _unsupported(
+                "latents of another layer", "those of an earlier one that keeps the same kind"
+            )
+            raise CheckpointError(f"{where}: kv_source_layers: {latents} (layer {number})")
     late = (n for n in range(len(spec.pattern)) if _nowhere_added(spec, n))
     if (number := next(late, None)) is not None:
         behind = "a next layer with a dense FFN, and plain sums"
@@ -61,6 +67,18 @@ def check(spec: ModelSpec, where: str) -> None:
             f"{where}: num_hidden_layers, {EXPERT_FIELDS}: {spec.moe_layers} layers of {spec.experts} experts "
             f"have more than the {MOST_ROUTED} that afserve can place"
         )
+
+
+def _nothing_shared(spec: ModelSpec, number: int) -> bool:
+    """Whether this layer attends the latents of another one, and there are none for it."""
+    a = spec.layer(number).attention
+    if a.source is None or a.kind != "mla":
+        return a.source is not None
+    if not 0 <= a.source < number:
+        return True
+    kept = spec.layer(a.source).attention
+    alike = (kept.kind, kept.kv_lora_rank, kept.rope, kept.source) == ("mla", a.kv_lora_rank, a.rope, None)
+    return not alike
 
 
 def _nowhere_added(spec: ModelSpec, number: int) -> bool:
@@ -115,7 +133,7 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"a state that moves by {a.rule} in {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
-    rows = a.kind == "mla" and a.q_lora_rank is not None
+    rows = a.kind == "mla" and (a.q_lora_rank is not None or (a.indexer is not None and a.indexer.own))
     of = a.indexer if a.indexer and not (a.indexer.block and a.kind == "gqa") else None
     if of and (not rows or of.dim < a.rope_dim or of.block or of.local):
         yield _no_rows(of)
@@ -129,7 +147,7 @@ def _no_rows(indexer: IndexerSpec) -> str:
 
 def _of_blocks(a: AttentionSpec, of: IndexerSpec) -> Iterator[str]:
     """What an indexer of blocks of keys does not go with."""
-    if of.heads != a.kv_heads or of.reuses:
+    if of.heads != a.kv_heads or of.reuses or of.own:
         yield _unsupported(f"index_n_heads: {of.heads}", f"num_key_value_heads, {a.kv_heads}")
     if not 0 < of.local <= of.top:
         yield _unsupported(f"index_local_blocks: {of.local}", f"1 to index_topk_blocks, {of.top}")
@@ -165,8 +183,8 @@ def _grouped(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(
             "a low rank with grouped-query attention", "mla, with q_lora_rank and kv_lora_rank"
         )
-    if a.latent_scale != 1.0:
-        yield _unsupported("a scale of latents with grouped-query attention", "mla")
+    if a.latent_scale != 1.0 or a.latent_eps != _NO_STATE.latent_eps or a.log_scaled:
+        yield _unsupported("scales or norms of latents, or of queries, with grouped-query attention", "mla")
 
 
 def _delta(a: AttentionSpec) -> Iterator[str]:
@@ -196,10 +214,9 @@ def _beyond(a: AttentionSpec, known: set[str], what: str) -> Iterator[str]:
 
 
 def _latent(a: AttentionSpec) -> Iterator[str]:
-    if a.rope is None:
-        yield _unsupported("latent attention without rotary embedding", "a rope_type in every layer")
-    elif a.rope.dim != a.rope_dim:
-        yield _unsupported(f"rotary embedding of {a.rope.dim} numbers", f"qk_rope_head_dim, {a.rope_dim}")
+    turned = a.rope.dim if a.rope else 0
+    if turned != a.rope_dim:
+        yield _unsupported(f"rotary embedding of {turned} numbers", f"qk_rope_head_dim, {a.rope_dim}")
     if a.kv_heads != 1 or a.head_dim != a.nope_dim + a.rope_dim:
         yield _unsupported(
             f"latent attention of {a.kv_heads} latents and heads of {a.head_dim} numbers",

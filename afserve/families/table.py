@@ -29,7 +29,7 @@ from afserve.families.grouped import (
     qwen3_moe,
 )
 from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, nemotron_h, qwen3_next
-from afserve.families.latent import deepseek_v2, deepseek_v3, longcat_flash, mistral4
+from afserve.families.latent import deepseek_v2, deepseek_v3, longcat_flash, mistral4, mistral_large4
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming
 from afserve.families.reading import planned
@@ -61,6 +61,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": deepseek_v2.FAMILY,
     "mistral4": mistral4.FAMILY,
     "mistral3": mistral4.WITH_VISION,
+    "mistral_large4": mistral_large4.FAMILY,
     "longcat_flash": longcat_flash.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_vl_moe": qwen3_moe.WITH_VISION,

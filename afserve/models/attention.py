@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from afserve.kernels.cache import BlockIndexedShape, IndexedShape, KeptShape, LayerCache, LayerShape
+from afserve.families.pattern.naming import bias_of
+from afserve.kernels.cache import (
+    BlockIndexedShape,
+    IndexedShape,
+    KeptShape,
+    LayerCache,
+    LayerShape,
+    StateShape,
+)
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
@@ -18,14 +26,12 @@ from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.models.dense import Rows, Weight
 from afserve.models.halves import AttentionHalf, FfnAlone, HeadShare, LayerTensors
-from afserve.models.indexers import block_indexer, latent_indexer
+from afserve.models.indexers import block_indexer, latent_indexer, share_scale
 from afserve.models.mixers import load_states
 from afserve.models.rope import Rotary, head_order, mla_scale, query_scale
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
 from afserve.spec_parts import AttentionSpec
-
-LATENT_EPS = 1e-6  # DeepSeek's two latent norms keep RMSNorm's default, whatever config.json says
 
 
 def load_attention(
@@ -237,11 +243,12 @@ class LatentHalf:
     ) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         dense, share = tensors.dense, tensors.share
-        assert a.rope is not None, "refused by families/limits.py"
         self._ops, latent = ops, a.kv_lora_rank + a.rope_dim
         chooses = a.indexer is not None and not a.indexer.reuses
         indexer = latent_indexer(a, h, tensors) if chooses else None
-        self.keeps = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
+        self.keeps: KeptShape = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
+        if a.source is not None:
+            self.keeps = LayerShape(1, indexer.dim) if indexer else StateShape(0)
         input_norm, post_norm = tensors.norms(spec)
         q_norm = q_up = None
         if a.q_lora_rank is not None:
@@ -250,10 +257,10 @@ class LatentHalf:
             q_up = dense.linear(share.cut_rows(up, a.heads))
         up_k, up_v = (share.cut_rows(up, a.heads) for up in _up_projections(a, tensors))
         read = tensors.attention_weight if share.count == 1 else tensors.attention
-        out = read("o_proj.weight", h, a.heads * a.value_dim)
+        out = read(f"{tensors.naming.out}.weight", h, a.heads * a.value_dim)
         if isinstance(out, Tensor):
             out = share.cut_columns(out, a.heads)
-        bias = tensors.attention("o_proj.bias", h) if a.out_bias and share.index == 0 else None
+        bias = tensors.attention(f"{tensors.naming.out}.bias", h) if a.out_bias and share.index == 0 else None
         scale_P = query_scale(a, len(rope.cos_PD))
         self._prepared = ops.prepare_mla(
             MlaLayer(
@@ -261,12 +268,14 @@ class LatentHalf:
                 down=_down_projection(a, h, tensors),
                 q_norm_R=q_norm,
                 q_up=q_up,
-                latent_norm_C=_latent_norm(a, tensors),
+                latent_norm_C=_latent_norm(a, tensors)
+                if a.source is None
+                else input_norm.new_ones(a.kv_lora_rank),
                 up_k=dense.heads(up_k),
                 up_v=dense.heads(up_v),
                 cos_PD=rope.cos_PD,
                 sin_PD=rope.sin_PD,
-                interleaved=a.rope.interleaved,
+                interleaved=a.rope is not None and a.rope.interleaved,
                 out=dense.linear(out, bias_O=bias),
                 post_norm_H=post_norm,
                 gate_EH=router.gate_EH if router else None,
@@ -277,14 +286,16 @@ class LatentHalf:
                 nope=a.nope_dim,
                 rope=a.rope_dim,
                 eps=spec.eps,
-                latent_eps=LATENT_EPS,
-                scale=mla_scale(a, a.rope),
+                latent_eps=a.latent_eps,
+                scale=mla_scale(a),
                 steps=Steps(
                     q_scale_P=None if scale_P is None else scale_P.to(ops.device),
                     after_norm_H=tensors.after_attention(a, h),
+                    log_scale=share_scale(a, tensors),
                 ),
                 indexer=indexer,
                 reuses=a.indexer is not None and a.indexer.reuses,
+                borrows=a.source is not None,
             )
         )
 
@@ -294,23 +305,25 @@ class LatentHalf:
 
 def _latent_norm(a: AttentionSpec, tensors: LayerTensors) -> Tensor:
     """With what multiplies the latent behind it; multiplied in float32, it is rounded once."""
-    weight_C = tensors.attention("kv_a_layernorm.weight", a.kv_lora_rank)
+    weight_C = tensors.attention(tensors.naming.latent.norm, a.kv_lora_rank)
     return weight_C if a.latent_scale == 1.0 else (weight_C.float() * a.latent_scale).to(weight_C.dtype)
 
 
 def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
     """One product for the query's first projection and the latent."""
-    latent = a.kv_lora_rank + a.rope_dim
+    latent, names = a.kv_lora_rank + a.rope_dim, tensors.naming.latent
     if a.q_lora_rank is None:
-        whole = tensors.attention_weight("q_proj.weight", a.heads * a.head_dim, h)
+        whole = tensors.attention_weight(names.query, a.heads * a.head_dim, h)
         query = tensors.share.cut_rows(whole, a.heads)
     else:
         query = tensors.attention_weight("q_a_proj.weight", a.q_lora_rank, h)
-    parts = query, tensors.attention_weight("kv_a_proj_with_mqa.weight", latent, h)
+    if a.source is not None:
+        return tensors.dense.linear(query)
+    parts = query, tensors.attention_weight(names.down, latent, h)
     if not a.qkv_bias:
         return tensors.dense.linear(*parts)
     # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
-    bias = tensors.attention("kv_a_proj_with_mqa.bias", latent)
+    bias = tensors.attention(bias_of(names.down), latent)
     q_bias = (
         bias.new_zeros(len(query))
         if a.q_lora_rank is None
@@ -322,7 +335,7 @@ def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedL
 def _up_projections(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Tensor]:
     """Of each head: from its query to the latent, and from the latent to its output."""
     both = a.nope_dim + a.value_dim
-    kv_b = tensors.attention("kv_b_proj.weight", a.heads * both, a.kv_lora_rank)
+    kv_b = tensors.attention(tensors.naming.latent.up, a.heads * both, a.kv_lora_rank)
     up_k, up_v = kv_b.view(a.heads, both, a.kv_lora_rank).split((a.nope_dim, a.value_dim), 1)
     return up_k.transpose(1, 2).contiguous(), up_v.contiguous()
 

@@ -26,11 +26,11 @@ from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_w
 from afserve.models.heads import embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
-from afserve.models.rope import Rotary, head_tables, tables
+from afserve.models.rope import Rotary, head_tables, latent_tables
 from afserve.models.router import Router, Sent, load_router, parted
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
-from afserve.spec_parts import AttentionSpec, DenseSpec, RopeSpec
+from afserve.spec_parts import DenseSpec, RopeSpec
 
 log = logging.getLogger("afserve.models")
 LoadHalf = Callable[[ModelSpec, LayerTensors, Ops, Rotary, Router | None], AttentionHalf]
@@ -160,7 +160,9 @@ class AttentionModel:
             attention = spec.layer(layer).attention
             kind = attention.rope, attention.head_dim
             if kind not in made:
-                made[kind] = _rotary(attention, max_positions, dtype, ops.device)
+                alpha_D = rope_factors(attention.rope, source, naming)
+                shape = latent_tables if attention.kind == "mla" else head_tables
+                made[kind] = shape(attention, max_positions, dtype, ops.device, alpha_D)
             tensors = LayerTensors(source, naming, layer, dtype, self._dense, less_one)
             found.append(DecoderLayer(spec, tensors, ops, made[kind], load_half))
             if layer == spec.layers:
@@ -191,8 +193,16 @@ class AttentionModel:
 
     def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
         """Every layer's attention half over one cache, that of the `predictor` last."""
-        pairs = zip((*self.layers, *self.predicting), layers, strict=True)
+        own = [self._with_source(number, layers) for number in range(len(layers))]
+        pairs = zip((*self.layers, *self.predicting), own, strict=True)
         return tuple(layer.bind(cache) for layer, cache in pairs)
+
+    def _with_source(self, number: int, layers: Sequence[LayerCache]) -> LayerCache:
+        """A layer's part of a cache; of one that attends another's latents these, and index keys of its own."""
+        a = self.spec.layer(number).attention
+        if a.source is None:
+            return layers[number]
+        return layers[a.source][:1] + (layers[number] if a.kv_width else ())
 
     def stack(
         self,
@@ -259,9 +269,8 @@ class AttentionModel:
         return normed_RH
 
 
-def _rotary(a: AttentionSpec, positions: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Of the rotary part of a head for latent attention, of whole heads for any other."""
-    if a.kind != "mla":
-        return head_tables(a, positions, dtype, device)
-    assert a.rope is not None, "refused by families/limits.py"
-    return tables(a.rope, positions, dtype, device)
+def rope_factors(rope: RopeSpec | None, source: TensorSource, naming: Naming) -> Tensor | None:
+    """Learned ones, in float32: what frequencies are multiplied by is e to the power of them."""
+    if rope is None or not rope.learned:
+        return None
+    return source.tensor(naming.rope_factors, (rope.dim // 2,), torch.float32)

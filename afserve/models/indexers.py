@@ -1,6 +1,7 @@
 """The indexers of sparse attention, of a layer's tensors: DeepSeek's, that chooses rows, and MiniMax M3's of blocks."""
 
-from afserve.kernels.indexer import BlockIndexer, Indexer
+from afserve.kernels.indexer import BlockIndexer, Indexer, OwnQueries
+from afserve.kernels.pointwise import LogScale
 from afserve.models.halves import LayerTensors
 from afserve.spec_parts import AttentionSpec
 
@@ -8,16 +9,36 @@ from afserve.spec_parts import AttentionSpec
 def latent_indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> Indexer:
     """Whole on each of several devices: all of them have to choose the same rows."""
     of, linear, read = a.indexer, tensors.dense.linear, tensors.attention
-    assert of is not None and a.q_lora_rank is not None, "refused by families/limits.py"
+    assert of is not None, "asked by who has one"
+    own = None
+    if of.own:
+        norm_H, bias_H = (read(f"indexer.q_input_norm.{one}", h) for one in ("weight", "bias"))
+        own = OwnQueries(norm_H, bias_H, _log_scale("indexer.", of.heads, tensors))
+    inputs = h if own or a.q_lora_rank is None else a.q_lora_rank
     return Indexer(
-        queries=linear(read("indexer.wq_b.weight", of.heads * of.dim, a.q_lora_rank)),
+        queries=linear(read("indexer.wq_b.weight", of.heads * of.dim, inputs)),
         keys=linear(read("indexer.wk.weight", of.dim, h)),
         weights=linear(read("indexer.weights_proj.weight", of.heads, h)),
         norm_I=read("indexer.k_norm.weight", of.dim),
         bias_I=read("indexer.k_norm.bias", of.dim),
         top=of.top,
         interleaved=of.interleaved,
+        own=own,
     )
+
+
+def share_scale(a: AttentionSpec, tensors: LayerTensors) -> LogScale | None:
+    """What queries of the share's heads are multiplied by."""
+    if not a.log_scaled:
+        return None
+    whole, share = _log_scale("", a.heads, tensors), tensors.share
+    return LogScale(share.cut_rows(whole.scale_A, a.heads), share.cut_rows(whole.bias_A, a.heads))
+
+
+def _log_scale(stem: str, heads: int, tensors: LayerTensors) -> LogScale:
+    names = tensors.naming.latent
+    scale_A, bias_A = (tensors.attention(stem + one, heads) for one in (names.log_scale, names.log_bias))
+    return LogScale(scale_A, bias_A)
 
 
 def block_indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> BlockIndexer:

@@ -25,23 +25,50 @@ class Rotary:
     sin_PD: Tensor
 
 
-def tables(rope: RopeSpec, positions: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """cos and sin in float32, but rounded to `dtype` first, as the models do."""
-    angle = (
-        torch.arange(positions, dtype=torch.float32)[:, None] * inverse_frequencies(rope, positions)[None, :]
-    )
+def tables(
+    rope: RopeSpec,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    alpha_D: Tensor | None = None,
+) -> Rotary:
+    """cos and sin in float32, but rounded to `dtype` first, as the models do. Frequencies are multiplied by e^alpha."""
+    turns_D = inverse_frequencies(rope, positions)
+    if alpha_D is not None:
+        turns_D = turns_D * alpha_D.float().cpu().exp()
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * turns_D[None, :]
     factor = attention_factor(rope, positions)
     cos, sin = ((f * factor).to(dtype).float().to(device) for f in (angle.cos(), angle.sin()))
     return Rotary(cos, sin)
 
 
-def head_tables(a: AttentionSpec, positions: int, dtype: torch.dtype, device: torch.device) -> Rotary:
+def latent_tables(
+    a: AttentionSpec,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    alpha_D: Tensor | None = None,
+) -> Rotary:
+    """For the rotary part of a head of latent attention, which may have no number."""
+    if a.rope is not None:
+        return tables(a.rope, positions, dtype, device, alpha_D)
+    none_PD = torch.empty((positions, 0), device=device)
+    return Rotary(none_PD, none_PD)
+
+
+def head_tables(
+    a: AttentionSpec,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    alpha_D: Tensor | None = None,
+) -> Rotary:
     """For whole heads of grouped-query attention: zero angles for what `a.rope` does not turn."""
     half = a.head_dim // 2
     cos_PD = torch.ones((positions, half), device=device)
     sin_PD = torch.zeros((positions, half), device=device)
     if a.rope is not None:
-        turned = tables(a.rope, positions, dtype, device)
+        turned = tables(a.rope, positions, dtype, device, alpha_D)
         cos_PD[:, : a.rope.dim // 2] = turned.cos_PD
         sin_PD[:, : a.rope.dim // 2] = turned.sin_PD
     return Rotary(cos_PD, sin_PD)
@@ -113,11 +140,12 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def mla_scale(a: AttentionSpec, rope: RopeSpec) -> float:
+def mla_scale(a: AttentionSpec) -> float:
     """Softmax scale of MLA: 1 / sqrt(d) where the layer has none of its own, times mscale^2 where yarn asks for it
     (DeepSeek-V2's modelling code)."""
     scale: float = a.head_dim**-0.5 if a.scale is None else a.scale
-    if rope.kind != "default" and rope.mscale_all_dim:
+    rope = a.rope
+    if rope is not None and rope.kind != "default" and rope.mscale_all_dim:
         scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
     return scale
 

@@ -19,6 +19,7 @@ GEMMA = {
     ("expert_ffn", "GELU"),
     ("gqa_half", "a norm of what attention adds, norms of values, a norm for the router, a scale for each expert"),
 }  # fmt: skip
+LARGE4 = {("mla_half", "queries scaled by the logarithm of their position")}
 SCALED = {("mla_half", "queries scaled by position")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
 FALLEN = {
@@ -26,6 +27,8 @@ FALLEN = {
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "laguna": GATE,
+    "mistral-large4": LARGE4,
+    "mistral-large4-odd": LARGE4,
     "minimax-m3": BLOCKS,
     "minimax-m3-odd": BLOCKS,
     "afmoe": BOTH,

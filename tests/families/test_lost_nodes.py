@@ -13,7 +13,19 @@ from tests.families.test_against_transformers import asked
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["lfm2", "kimi-linear", "granite4", "nemotron", "gemma4", "mimo", "glm5", "longcat", "minimax-m3"]
+    "name",
+    [
+        "lfm2",
+        "kimi-linear",
+        "granite4",
+        "nemotron",
+        "gemma4",
+        "mimo",
+        "glm5",
+        "longcat",
+        "minimax-m3",
+        "mistral-large4-odd",
+    ],
 )
 def test_a_node_that_decodes_is_lost(name, checkpoint, continued):
     source = ModelSource(str(checkpoint(name)), name)

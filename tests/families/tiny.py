@@ -88,6 +88,10 @@ NEMOTRON = {
 }  # fmt: skip
 OLMOE = {**SIZES, "intermediate_size": 24, "num_experts": 9, "num_experts_per_tok": 3}
 
+LARGE4 = {
+    **{name: value for name, value in INDEXED.items() if name != "q_lora_rank"}, "num_hidden_layers": 4,
+    "rope_parameters": {**YARN, "attention_factor": 1.0, "truncate": True},
+}  # fmt: skip
 MINIMAX = {
     **SIZES, "num_hidden_layers": 4, "head_dim": 16, "rotary_dim": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
@@ -103,6 +107,10 @@ VISION = {
     "patch_size": 14,
 }  # fmt: skip
 BESIDE_VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "MistralLarge4": (
+        "MistralLarge4ForConditionalGeneration", "MistralLarge4Config",
+        {"vision_config": {"model_type": "pixtral", **VISION}},
+    ),
     "MiniMaxM3": (
         "MiniMaxM3SparseForConditionalGeneration", "MiniMaxM3VLConfig",
         {"projector_hidden_size": 48, "vision_config": VISION},
@@ -333,6 +341,14 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "layer_types": FULL_FIRST[1:], "sliding_window": 3, "mlp_layer_types": ["sparse", "dense", "sparse"],
          "attention_value_scale": 0.5, "rope_parameters": {name: {"rope_type": "default", "rope_theta": 1e4,
          "partial_rotary_factor": 1.0} for name in FULL_FIRST[:2]}},
+    ),
+    "mistral-large4": ("MistralLarge4", LARGE4),
+    "mistral-large4-odd": (
+        "MistralLarge4",
+        {**LARGE4, "num_hidden_layers": 6, "no_rope_layers": [1, 0, 1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 1, 4, 1],
+         "indexer_types": ["full", "shared", "full", "shared", "full", "shared"], "num_attention_heads": 3,
+         "num_key_value_heads": 3, "index_topk": 5, "index_head_dim": 10, "index_n_heads": 19, "n_group": 4,
+         "topk_group": 2, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse", "dense"]},
     ),
     "minimax-m3": ("MiniMaxM3", MINIMAX),
     "minimax-m3-odd": (

@@ -172,6 +172,7 @@ CONFIGS["glm_moe_dsa"] = CONFIGS["deepseek_v32"] | {"index_topk_freq": 2, "index
 CONFIGS["kimi_k2"] = CONFIGS["deepseek_v3"]
 CONFIGS["axk1"] = CONFIGS["deepseek_v3"]
 CONFIGS["mistral4"] = LATENT | {"rope_parameters": COMMON["rope_parameters"] | {"llama_4_scaling_beta": 0.1}}
+CONFIGS["mistral_large4"] = {"text_config": CONFIGS["deepseek_v32"] | {"q_lora_rank": None, "n_group": 2}}
 CONFIGS["mistral3"] = {"text_config": {**CONFIGS["mistral4"], "model_type": "mistral4"}}
 CONFIGS["minimax_m3_vl"] = {"text_config": {
     **COMMON, "num_local_experts": 12, "head_dim": 16, "rotary_dim": 8, "dense_intermediate_size": 80,

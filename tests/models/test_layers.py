@@ -123,7 +123,7 @@ def same(one, other) -> bool:
 OF_ROPE = {
     "kind": "default", "theta": 1e5, "dim": 8, "interleaved": True, "factor": 2.0,
     "original_max": 512, "beta_fast": 1.5, "beta_slow": 0.1, "attention_factor": 1.5, "mscale": 0.5,
-    "mscale_all_dim": 0.4, "truncate": False,
+    "mscale_all_dim": 0.4, "truncate": False, "learned": True,
 }  # fmt: skip
 OF_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 20.0}
 OF_LONGROPE = {"long_factor": ((3.0,) * 8, ""), "long_mscale": 1.5}
@@ -137,6 +137,7 @@ OF_GQA = {
     "gate": GateSpec("query"), "normed": True, "value_norm": True, "value_of_key": True,
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
+    "latent_eps": (0.5, REFUSED), "log_scaled": (True, REFUSED), "source": (0, REFUSED),
     "latent_scale": (2.0, REFUSED), "taps": (4, REFUSED),
 }  # fmt: skip
 OF_MLA = {
@@ -144,7 +145,7 @@ OF_MLA = {
     "kind": ("mfa", REFUSED), "heads": 2, "kv_heads": (2, REFUSED), "head_dim": (32, REFUSED), "value_dim": 8,
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": 0.5, "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
-    "latent_scale": 2.0,
+    "latent_scale": 2.0, "latent_eps": 0.5, "log_scaled": True, "source": (0, REFUSED),
     "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "normed": True, "q_lora_rank": None,
     "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
@@ -153,11 +154,11 @@ OF_MLA = {
 OF_GATE = {"by": "numbers", "softplus": True}
 OF_INDEXER = {
     "heads": 3, "dim": 20, "top": 5, "interleaved": True, "reuses": (True, REFUSED), "block": (4, REFUSED),
-    "local": (1, REFUSED),
+    "local": (1, REFUSED), "own": True,
 }  # fmt: skip
 OF_BLOCKS = {
     "heads": (3, REFUSED), "dim": 20, "top": 3, "interleaved": (True, REFUSED), "reuses": (True, REFUSED), "block": 3,
-    "local": 2,
+    "local": 2, "own": (True, REFUSED),
 }  # fmt: skip
 OF_DELTA = {
     "kind": ("gqa", REFUSED), "heads": 8, "kv_heads": 4, "head_dim": 16, "value_dim": 24, "taps": 3,
@@ -167,6 +168,7 @@ OF_DELTA = {
     "normed": (True, REFUSED), "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "latent_scale": (2.0, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED), "rule": "sum",
+    "latent_eps": (0.5, REFUSED), "log_scaled": (True, REFUSED), "source": (0, REFUSED),
 }  # fmt: skip
 OF_CONV = {
     **{name: value if name in ("temperature", "indexer") else (value[0], REFUSED) for name, value in OF_DELTA.items()

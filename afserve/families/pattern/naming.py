@@ -64,6 +64,18 @@ PREDICTOR_APART = PredictorNames(
 
 
 @dataclass(frozen=True, slots=True)
+class LatentNames:
+    """Maps of latent attention, and the norm of its latent."""
+
+    query: str = "q_proj.weight"
+    down: str = "kv_a_proj_with_mqa.weight"
+    norm: str = "kv_a_layernorm.weight"
+    up: str = "kv_b_proj.weight"
+    log_scale: str = "softmax_scaling.scale"
+    log_bias: str = "softmax_scaling.bias"
+
+
+@dataclass(frozen=True, slots=True)
 class Naming:
     """`stem` holds the decoder; the other names but `head` are below `stem.layers.<i>.`, or below `moe` there.
     Where a layer of the checkpoint is several of ours, its `parts`, `{part}` in a name is the number of one of them.
@@ -112,6 +124,8 @@ class Naming:
     embed: str = "embed_tokens.weight"
     last_norm: str = "norm.weight"
     head: str = "lm_head.weight"
+    rope_factors: str = "model.rotary_emb.alpha"  # where a rotary embedding has learned ones
+    latent: LatentNames = LatentNames()
     predictor: PredictorNames | None = None  # of the layer behind the last one; None: not known
     layer_count: int | None = None  # of the model, where its predictor's is loaded too
     parts: int = 1
@@ -119,18 +133,21 @@ class Naming:
 
     @property
     def embedding(self) -> str:
-        return f"{self.stem}.{self.embed}"
+        return self._below(self.embed)
 
     @property
     def final_norm(self) -> str:
-        return f"{self.stem}.{self.last_norm}"
+        return self._below(self.last_norm)
 
     def layer(self, layer: int, rest: str) -> str:
         if layer == self.layer_count and self.predictor is not None and self.predictor.stem:
             rest = self.predictor.post_norm or rest if rest == self.post_norm else rest
             return f"{self.predictor.stem}.layers.0.{rest}"
         whole, part = divmod(layer, self.parts)
-        return f"{self.stem}.{self.layers}.{whole}.{rest.replace('{part}', str(part))}"
+        return self._below(f"{self.layers}.{whole}.{rest.replace('{part}', str(part))}")
+
+    def _below(self, name: str) -> str:
+        return f"{self.stem}.{name}" if self.stem else name
 
     def of_predictor(self, layer: int, name: str) -> str:
         """One of its names; `layer` is where it stands."""

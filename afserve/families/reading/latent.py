@@ -59,13 +59,13 @@ def indexed(fields: ConfigFields, *, interleaved: bool) -> tuple[AttentionSpec, 
     own = indexer(fields, fields.flag("indexer_rope_interleave", interleaved))
     if own.dim < attention.rope_dim:
         raise fields.refuse("index_head_dim", f"is less than the {attention.rope_dim} of qk_rope_head_dim")
-    return tuple(replace(attention, indexer=replace(own, reuses=one)) for one in _reusing(fields))
+    return tuple(replace(attention, indexer=replace(own, reuses=one)) for one in reusing(fields))
 
 
 _CHOICES = {"full": False, "F": False, "shared": True, "S": True}
 
 
-def _reusing(fields: ConfigFields) -> tuple[bool, ...]:
+def reusing(fields: ConfigFields) -> tuple[bool, ...]:
     """Whether a layer attends what an earlier one chose: by a name or a letter for each, or all but every n-th one."""
     layers = fields.integer("num_hidden_layers")
     name = "indexer_types" if fields.has("indexer_types") else "index_topk_pattern"

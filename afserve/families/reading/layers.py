@@ -27,7 +27,7 @@ def layer_types(
     """One of `known` for each layer. Where config.json has no such `field`, the names `otherwise`; or each
     `every`-th layer is the second of `known`; or all are the first of them."""
     layers = fields.integer("num_hidden_layers")
-    found = fields.items(field, layers)
+    found = fields.items(field, layers, "num_hidden_layers")
     names = tuple(name for name in found if isinstance(name, str) and name in known)
     if found and len(names) < layers:
         raise fields.refuse(

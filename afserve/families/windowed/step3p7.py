@@ -55,7 +55,9 @@ def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     own = other.integer("num_attention_heads", default=full.heads)
     heads = fields.integer("num_sliding_attention_heads", default=own)
     if heads % full.kv_heads:
-        raise fields.refuse("num_sliding_attention_heads", f"is no multiple of {full.kv_heads} key heads")
+        raise fields.refuse(
+            "num_sliding_attention_heads", f"is no multiple of num_key_value_heads, {full.kv_heads}"
+        )
     narrow = replace(narrow, heads=heads, window=fields.optional("sliding_window"))
     return by_type(fields, {FULL: full, SLIDING: narrow})
 

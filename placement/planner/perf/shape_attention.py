@@ -26,11 +26,13 @@ def _mla(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
     heads, rank, rope, nope, value = a.heads, a.kv_lora_rank, a.rope_dim, a.nope_dim, a.value_dim
     q_rank = a.q_lora_rank or 0
     query = hidden * q_rank + q_rank * heads * (nope + rope) if q_rank else hidden * heads * (nope + rope)
-    weights = query + hidden * (rank + rope) + heads * rank * (nope + value) + heads * value * hidden
+    own = hidden * (rank + rope) if a.source is None else 0
+    weights = query + own + heads * rank * (nope + value) + heads * value * hidden
     reach = a.indexer.reach if a.indexer else 0
     index_heads, index_dim = (a.indexer.heads, a.indexer.kept) if a.indexer else (0, 0)
     if index_dim:
-        weights += hidden * index_dim + q_rank * index_heads * index_dim + hidden * index_heads
+        of_query = hidden if a.indexer and a.indexer.own else q_rank
+        weights += hidden * index_dim + of_query * index_heads * index_dim + hidden * index_heads
     return AttentionLayers(
         kind="sparse" if reach else "mla",
         layers=layers,
