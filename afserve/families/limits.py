@@ -44,12 +44,12 @@ def check(spec: ModelSpec, where: str) -> None:
     if first and first[1].reuses:
         shared = _unsupported("indexer_types: shared without an earlier full one", "full, then shared")
         raise CheckpointError(f"{where}: {shared} (layer {first[0]})")
-    for number in range(len(spec.pattern)):
-        if _nothing_shared(spec, number):
+    for layer_id in range(len(spec.pattern)):
+        if _nothing_shared(spec, layer_id):
             latents = _unsupported(
                 "latents of another layer", "those of an earlier one that keeps the same kind"
             )
-            raise CheckpointError(f"{where}: kv_source_layers: {latents} (layer {number})")
+            raise CheckpointError(f"{where}: kv_source_layers: {latents} (layer {layer_id})")
     late = (n for n in range(len(spec.pattern)) if _nowhere_added(spec, n))
     if (number := next(late, None)) is not None:
         behind = "a next layer with a dense FFN, and plain sums"

@@ -22,8 +22,9 @@ ODD = (
     "latent.mistral_large4",
     "windowed.gemma4",
     "windowed.step3p7",
+    "windowed.mimo_v2_flash",
     "hybrid.nemotron_h",
-)  # say the same in two ways, or blocks of four kinds
+)  # say the same in two ways, blocks of four kinds, or a predictor by names of its own
 MODELS = {
     path.stem: tomllib.loads(path.read_text())["config"] for path in (ROOT / "configs/models").glob("*.toml")
 }
