@@ -268,9 +268,7 @@ class LatentHalf:
                 down=_down_projection(a, h, tensors),
                 q_norm_R=q_norm,
                 q_up=q_up,
-                latent_norm_C=_latent_norm(a, tensors)
-                if a.source is None
-                else input_norm.new_ones(a.kv_lora_rank),
+                latent_norm_C=_latent_norm(a, tensors, input_norm),
                 up_k=dense.heads(up_k),
                 up_v=dense.heads(up_v),
                 cos_PD=rope.cos_PD,
@@ -303,8 +301,10 @@ class LatentHalf:
         return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
 
 
-def _latent_norm(a: AttentionSpec, tensors: LayerTensors) -> Tensor:
-    """With what multiplies the latent behind it; multiplied in float32, it is rounded once."""
+def _latent_norm(a: AttentionSpec, tensors: LayerTensors, like: Tensor) -> Tensor:
+    """With what multiplies the latent behind it; multiplied in float32, it is rounded once. None of another layer's."""
+    if a.source is not None:
+        return like.new_ones(a.kv_lora_rank)
     weight_C = tensors.attention(tensors.naming.latent.norm, a.kv_lora_rank)
     return weight_C if a.latent_scale == 1.0 else (weight_C.float() * a.latent_scale).to(weight_C.dtype)
 
@@ -324,11 +324,8 @@ def _down_projection(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedL
         return tensors.dense.linear(*parts)
     # q_proj never has a bias in DeepSeek's modelling code, q_a_proj does.
     bias = tensors.attention(bias_of(names.down), latent)
-    q_bias = (
-        bias.new_zeros(len(query))
-        if a.q_lora_rank is None
-        else tensors.attention("q_a_proj.bias", a.q_lora_rank)
-    )
+    rank = a.q_lora_rank
+    q_bias = bias.new_zeros(len(query)) if rank is None else tensors.attention("q_a_proj.bias", rank)
     return tensors.dense.linear(*parts, bias_O=torch.cat((q_bias, bias)))
 
 

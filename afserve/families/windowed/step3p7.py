@@ -34,9 +34,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     limits, shared = (layer_numbers(fields, name, LIMIT) or (0.0,) * layers for name in _LIMITS)
     if any(limit for layer, limit in enumerate(shared) if layer not in moe_ids):
         which = "moe_layers_enum" if listed else "mlp_layer_types or first_k_dense_replace"
-        raise fields.refuse(
-            _LIMITS[1], f"is not 0 for a layer without experts ({which}), which is not supported"
-        )
+        why = f"is not 0 for a layer without experts ({which}), which is not supported"
+        raise fields.refuse(_LIMITS[1], why)
     each = zip(stack(fields, _attention(fields), moe, moe_ids), limits, shared, strict=True)
     return tuple(
         replace(one, ffn=_limited(one.moe, limit, own)) if one.moe else one for one, limit, own in each
