@@ -39,7 +39,7 @@ def test_a_verdict_that_hangs_on_the_engine_says_so(capsys: pytest.CaptureFixtur
 def test_no_plan_is_recommended_that_another_profile_beats_unsaid(capsys: pytest.CaptureFixture[str]) -> None:
     """Few devices: the one row of 128 devices says nothing of 16."""
     found = values_of(capsys, "--model deepseek-v3 --pool h800=16 --tpot 50ms")
-    assert found["best"]["kind"] == "colocated" and found["best"]["usd_per_mtok"] < 0.8
+    assert found["best"]["kind"] == "colocated" and found["best"]["usd_per_mtok"] < 0.9
     assert found["probability_afd_better"] < 0.4 and found["verdict"].startswith("Do not disaggregate")
     told = values_of(capsys, "--model gpt-oss-120b --pool h200=8 --precision fp4 --tpot 8ms")
     most = max(one["tok_s_per_device"] for one in told["heard"])
