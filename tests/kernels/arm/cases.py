@@ -19,14 +19,14 @@ from afserve.kernels.native import SELECTIONS
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.packed import SWIGLU
-from tests.kernels import test_delta, test_ggml, test_int4
+from tests.kernels import test_delta, test_ggml, test_int4, test_native_fp8
 from tests.kernels import test_native_attention as attention
 from tests.kernels import test_native_experts as experts
 from tests.kernels import test_native_rows as rows
 
 F32, BF16 = torch.float32, torch.bfloat16
 CODES = {F32: 0, BF16: 1, torch.int8: 2, torch.int32: 3, torch.int64: 4}
-INT8, INT4 = 2, 4  # how weights are kept, as element.h numbers them
+INT8, INT4, FP8 = 2, 4, 6  # how weights are kept, as element.h numbers them
 Case = tuple[str, dict[str, Tensor]]
 
 
@@ -184,6 +184,26 @@ def expert_ffn() -> Iterator[Case]:
         for kept in (None, INT8, Groups(32), Groups(128), Groups(32, e2m1=True)):
             for shape, plain in (((5, 100, 40), True), ((3, 33, 17), False), ((2, 288, 160), True)):
                 yield from (bank(shape, dtype, kept, plain, count) for count in (1, 33))
+    for hidden, inner in test_native_fp8.SHAPES:
+        yield from (
+            of_blocks(hidden, inner, codes, count) for codes in test_native_fp8.CODES for count in (1, 5, 40)
+        )
+
+
+def of_blocks(hidden: int, inner: int, codes: str, count: int) -> Case:
+    """Two experts in FP8 blocks, each for half of the rows."""
+    both = [test_native_fp8.expert(hidden, inner, codes, seed) for seed in (0, 9)]
+    x = noise(count, hidden, dtype=BF16, seed=2)
+    slot = torch.arange(count, dtype=torch.int32)[:, None] % 2
+    want = torch.stack([test_native_fp8.exact(x[row : row + 1], both[row % 2])[0] for row in range(count)])
+    return case(
+        "experts", (4e-3 * want.square().mean().sqrt().item() * 6, 0.0), x=x, slot=slot,
+        weight=torch.ones(count, 1), kept=FP8, want=want,
+        up=torch.stack([torch.cat((gate.q_OI, up.q_OI)).view(torch.int8) for gate, up, _ in both]),
+        up_scale=torch.stack([torch.cat((gate.scale, up.scale)) for gate, up, _ in both]),
+        down=torch.stack([down.q_OI.view(torch.int8) for *_, down in both]),
+        down_scale=torch.stack([down.scale for *_, down in both]),
+    )  # fmt: skip
 
 
 def norms(truth: Ops) -> Iterator[Case]:

@@ -64,6 +64,13 @@ Int4Source codes_of(const Case& c, const char* codes, const char* scales, int in
   return {code.as<int8_t>() + index * rows * code.sizes[2], scale.as<float>() + index * rows * scale.sizes[2]};
 }
 
+// Codes of one of several matrices in FP8, and scales of its blocks; rows from `second` on begin new ones.
+Fp8Source fp8_of(const Case& c, const char* codes, const char* scales, int index, int second) {
+  const Tensor &code = c[codes], &scale = c[scales];
+  return {code.as<uint8_t>() + size_t(index) * code.sizes[1] * code.sizes[2],
+          scale.as<float>() + size_t(index) * scale.sizes[1] * scale.sizes[2], second};
+}
+
 // A row alone has the bits that it has among others.
 template <class E>
 void linear(const Case& c, Engine& engine) {
@@ -107,6 +114,8 @@ void experts(const Case& c, Engine& engine) {
   for (int s = 0; s < slots; s++) {
     if (c.has("group"))
       bank.pack_int4(s, codes_of(c, "up", "up_scale", s), codes_of(c, "down", "down_scale", s));
+    else if (c.has("up_scale"))
+      bank.pack_fp8(s, fp8_of(c, "up", "up_scale", s, inner), fp8_of(c, "down", "down_scale", s, hidden));
     else
       bank.pack(s, part(c, "up", s), part(c, "down", s));
     if (c.has("up_bias")) bank.set_bias(s, c.data<float>("up_bias") + s * 2 * inner, c.data<float>("down_bias") + s * hidden);
