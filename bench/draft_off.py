@@ -156,7 +156,7 @@ def node_of(folder: Path) -> tuple[Any, Any]:
     sys.path.insert(0, str(folder))
     config = import_module("afserve.config")
     build = import_module("afserve.engine.build")
-    if not build.__file__.startswith(str(folder)):
+    if not str(build.__file__).startswith(str(folder)):
         raise RuntimeError(f"{build.__file__} was imported, and not what is in {folder}")
     wanted = config.EngineConfig(max_model_len=1024, kv_blocks=4096, max_batch_tokens=1024, draft="off")
     made = build.colocated(config.ModelSource(str(ROOT / "configs" / "nano"), "nano"), wanted)

@@ -303,7 +303,7 @@ def fp8_folder(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.
     """The tiny V3 in DeepSeek's layout: e4m3 projections with 128x128 `weight_scale_inv`."""
     from safetensors.torch import load_file, save_file
 
-    from tests.kernels.reference_fp8 import quantised_blocks
+    from afserve.kernels.formats.scaled import quantised_blocks
 
     source, folder = tiny_checkpoint("v3"), tmp_path_factory.mktemp("fp8")
     stored = {}

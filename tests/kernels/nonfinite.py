@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.cache import LayerShape
+from afserve.kernels.formats.scaled import quantised_blocks
 from afserve.kernels.layer import GqaLayer, PreparedGqa
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from tests.kernels.reference_fp8 import quantised_blocks
 
 VALUES = (torch.nan, torch.inf, -torch.inf)
 RULES = (

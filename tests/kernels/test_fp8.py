@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from afserve.errors import ConfigError
-from afserve.kernels.formats.scaled import BlockScaled
+from afserve.kernels.formats.scaled import BlockScaled, quantised_blocks
 from afserve.kernels.ops import Ops, open_ops
-from tests.kernels.reference_fp8 import BlockReference, quantised_blocks, rounded_rows
+from tests.kernels.reference_fp8 import BlockReference, rounded_rows
 
 ORACLE = Ops(BlockReference(), torch.device("cpu"), 1)
 HIDDEN, INNER = 160, 136  # neither is whole blocks of 128

@@ -7,10 +7,10 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-from afserve.kernels.formats.scaled import FP8, BlockScaled
+from afserve.kernels.formats.scaled import FP8, BlockScaled, quantised_blocks
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton.backend import TritonBackend
-from tests.kernels.reference_fp8 import BlockReference, quantised_blocks
+from tests.kernels.reference_fp8 import BlockReference
 
 pytestmark = pytest.mark.usefixtures("fp8")
 
