@@ -32,7 +32,7 @@ _SCORED = 1 << 24  # scores that are held at a time, one for each of a token's h
 
 
 @dataclass(frozen=True, slots=True)
-class OwnQueries:
+class NormalisedQueries:
     """Queries of the normalised row behind a LayerNorm, those of each head scaled by position."""
 
     norm_H: Tensor
@@ -53,7 +53,7 @@ class Indexer:
     bias_I: Tensor
     top: int
     interleaved: bool
-    own: "OwnQueries | None" = None
+    own: "NormalisedQueries | None" = None
 
     @property
     def heads(self) -> int:

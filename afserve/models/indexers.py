@@ -1,6 +1,6 @@
 """The indexers of sparse attention, of a layer's tensors: DeepSeek's, that chooses rows, and MiniMax M3's of blocks."""
 
-from afserve.kernels.indexer import BlockIndexer, Indexer, OwnQueries
+from afserve.kernels.indexer import BlockIndexer, Indexer, NormalisedQueries
 from afserve.kernels.pointwise import LogScale
 from afserve.models.halves import LayerTensors
 from afserve.spec_parts import AttentionSpec
@@ -13,7 +13,7 @@ def latent_indexer(a: AttentionSpec, h: int, tensors: LayerTensors) -> Indexer:
     own = None
     if of.own:
         norm_H, bias_H = (read(f"indexer.q_input_norm.{one}", h) for one in ("weight", "bias"))
-        own = OwnQueries(norm_H, bias_H, _log_scale("indexer.", of.heads, tensors))
+        own = NormalisedQueries(norm_H, bias_H, _log_scale("indexer.", of.heads, tensors))
     inputs = h if own or a.q_lora_rank is None else a.q_lora_rank
     return Indexer(
         queries=linear(read("indexer.wq_b.weight", of.heads * of.dim, inputs)),

@@ -17,7 +17,7 @@ from afserve.models.weights import SCALE_SUFFIX, TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import projections_of
 
-FP8_BITS = 8 + 64 * 8 / (128 * 64)
+NATIVE_FP8_BITS = 8 + 64 * 8 / (128 * 64)
 """Of a weight natively: a byte, and its share of the cache line of scales that 128 inputs of 64 outputs have."""
 
 
@@ -52,7 +52,7 @@ class KeptFormat:
         if self.int4 is not None:
             return self.int4.bits
         if self.fp8:
-            return FP8_BITS
+            return NATIVE_FP8_BITS
         return 8.0 if self.int8 else 8.0 * dtype.itemsize
 
 

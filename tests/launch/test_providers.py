@@ -12,7 +12,7 @@ import pytest
 
 from afserve.errors import ConfigError
 from afserve.launch.providers.kubernetes import KubernetesNodes
-from afserve.launch.providers.provider import AGAIN_SECONDS, Asked, ProviderError
+from afserve.launch.providers.provider import AGAIN_SECONDS, NodeOrders, ProviderError
 from afserve.launch.providers.slurm import SlurmNodes
 from afserve.member import Role
 
@@ -229,7 +229,7 @@ class Recorded(SlurmNodes):
 
 def test_it_is_asked_when_counts_change_and_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     provider, one = Recorded(), {Role.EXPERT: 1}
-    asked = Asked(provider)
+    asked = NodeOrders(provider)
     for now in (0.0, 1.0, AGAIN_SECONDS - 1, AGAIN_SECONDS + 1):
         asked.follow_counts(one, JOIN, now)
     assert provider.asked == [(Role.EXPERT, 1)] * 2

@@ -42,7 +42,7 @@ def wanted(controller: Controller) -> dict[Role, int]:
     return {role: max(count, len(controller.members.living(role))) for role, count in counts.items() if count}
 
 
-class Asked:
+class NodeOrders:
     """What a scheduler was asked for, and what it said."""
 
     def __init__(self, provider: NodeProvider) -> None:
@@ -74,7 +74,7 @@ class Asked:
 
 async def bring(provider: NodeProvider, controller: Controller) -> None:
     """Until it is cancelled."""
-    asked, join, clock = Asked(provider), controller.address, asyncio.get_running_loop().time
+    asked, join, clock = NodeOrders(provider), controller.address, asyncio.get_running_loop().time
     try:
         while True:
             await asyncio.to_thread(asked.follow_counts, wanted(controller), join, clock())
