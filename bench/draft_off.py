@@ -51,13 +51,13 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         _MICRO_BATCH,
-        """            drafted = sum(chunk.supposed for chunk in self.plan.chunks)
+        """            drafted = self.plan.supposed if self.plan.drafted else 0
             told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, told)
-            runs = _drawn(self.plan, outcome.accepted)
-            passes, since = 0.0, self._meter.now()
+            passes = 0.0
             if follower is not None:
-                yield from follower.follow(self.plan, step, x_RH, runs)
+                since = self._meter.now()
+                yield from follower.follow(self.plan, step, x_RH, _drawn(self.plan, outcome.accepted))
                 passes = (self._meter.now() - since) / follower.passes
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
@@ -75,13 +75,13 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
 """,
     ),
     (_MICRO_BATCH, " - 1 - plan.chunks[index].supposed for", " - 1 for"),
-    (_MICRO_BATCH, "any(chunk.supposed or chunk.sequence", "any(chunk.sequence"),
+    (_MICRO_BATCH, "bool(plan.drafted) or any(", "any("),
+    (_MICRO_BATCH, "draw = draw_runs if plan.drafted else draw_tokens", "draw = draw_tokens"),
     (_MICRO_BATCH, "sequence, row, plan.chunks[index].supposed)", "sequence, row)"),
     (
         _MICRO_BATCH,
-        """        drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
-        if step is not None and drafted:
-            step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
+        """        if step is not None and plan.drafted:
+            step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in plan.drafted])
 """,
         "",
     ),
@@ -95,31 +95,31 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
         "",
     ),
     (_MICRO_BATCH, "        return tuple(verified.values())\n", "        return ()\n"),
-    (_SCHEDULER, "        guessed = sum(len(sequence.draft) for sequence in mine)\n", ""),
+    (_SCHEDULER, "        guessed, drafted = 0, NOBODY\n", ""),
     (
         _SCHEDULER,
-        """            if kind is PROMPT and guessed:
-                prompts, guessed = min(prompts, budget - drafts_share(guessed, budget)), 0
+        """            if kind is not PROMPT:
+                guessed += len(sequence.draft)
+            elif guessed:
+                prompts = min(prompts, budget - drafts_share(guessed, budget))
 """,
         "",
     ),
     (
         _SCHEDULER,
-        """        if any(chunk.sequence.draft for chunk in chunks):
+        """        if guessed:
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
-            suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
+            drafted = suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
 """,
         "",
     ),
+    (_SCHEDULER, "tuple(chunks), drafted, alone", "tuple(chunks), alone"),
     (_SCHEDULER, "in_flight = False\n            sequence.draft.clear()\n", "in_flight = False\n"),
     (
         "engine/step/step_input.py",
-        """    drafted = tuple(index for index, chunk in enumerate(plan.chunks) if chunk.supposed)
-    return HeldStates(drafted) if drafted else None
-""",
+        "    return HeldStates(plan.drafted) if plan.drafted else None\n",
         "    return None\n",
     ),
-    ("engine/verify.py", "    if not any(rows.supposed for rows in asked.values()):\n", "    if True:\n"),
     (
         "engine/attention_node.py",
         """            if done and self._drafting is not None and (ran := mine.ran) is not None:

@@ -36,7 +36,7 @@ from afserve.engine.step.runner import StepRun, StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
-from afserve.engine.verify import Rows, Run, draw_runs, logprobs_of_runs
+from afserve.engine.verify import Rows, Run, draw_runs, draw_tokens, logprobs_of_runs
 from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
 from afserve.tracing.trace import NO_ARGS
@@ -139,13 +139,13 @@ class MicroBatch(Generic[T]):
                 self._abandon(self.plan)
                 continue
             outcome = self._conclude(self.plan, step.ends, rows_RH, seen, step)
-            drafted = sum(chunk.supposed for chunk in self.plan.chunks)
+            drafted = self.plan.supposed if self.plan.drafted else 0
             told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
             self._meter.did(self.index, "sample", since, told)
-            runs = _drawn(self.plan, outcome.accepted)
-            passes, since = 0.0, self._meter.now()
+            passes = 0.0
             if follower is not None:
-                yield from follower.follow(self.plan, step, x_RH, runs)
+                since = self._meter.now()
+                yield from follower.follow(self.plan, step, x_RH, _drawn(self.plan, outcome.accepted))
                 passes = (self._meter.now() - since) / follower.passes
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
@@ -203,7 +203,7 @@ class MicroBatch(Generic[T]):
         last = [index for index, chunk in enumerate(plan.chunks) if chunk.last]
         drawn = [index for index in last if not plan.chunks[index].sequence.request.wants_row]
         first = [ends[index] - 1 - plan.chunks[index].supposed for index in drawn]
-        scored = any(chunk.supposed or chunk.sequence.collects_prompt for chunk in plan.chunks)
+        scored = bool(plan.drafted) or any(chunk.sequence.collects_prompt for chunk in plan.chunks)
         read_RH = rows_RH
         if not scored and len(first) < len(rows_RH):
             read_RH, first = rows_of(rows_RH, first), list(range(len(first)))
@@ -213,9 +213,8 @@ class MicroBatch(Generic[T]):
             for index, row in zip(drawn, first, strict=True)
         }
         mark_1 = None if plan.draws else self._runner.worst_mark()
-        outcomes, worst = yield from self._reader.fetch_reads(
-            draw_runs(logits_RV, asked, self._sampler), mark_1
-        )
+        draw = draw_runs if plan.drafted else draw_tokens
+        outcomes, worst = yield from self._reader.fetch_reads(draw(logits_RV, asked, self._sampler), mark_1)
         return _Seen(last, logits_RV, asked, outcomes, worst)
 
     def _conclude(
@@ -241,9 +240,8 @@ class MicroBatch(Generic[T]):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
                 end = ends[index]
                 self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
-        drafted = [index for index, chunk in enumerate(plan.chunks) if chunk.supposed]
-        if step is not None and drafted:
-            step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in drafted])
+        if step is not None and plan.drafted:
+            step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in plan.drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
 
     def _vectors(self, plan: StepPlan, last: list[int], ends: list[int], rows_RH: Tensor) -> Vectors:

@@ -29,18 +29,21 @@ class Rows(NamedTuple):
     supposed: int = 0
 
 
+def draw_tokens(
+    logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler
+) -> Reads[dict[int, Run | Failure]]:
+    """A token for each, where no draft is to be confirmed; or why there is none."""
+    if not asked:
+        return {}
+    sequences, places = zip(*((rows.sequence, rows.first) for rows in asked.values()), strict=True)
+    told = yield from sampler.draw_rows(logits_RV, sequences, places)
+    return {i: one if isinstance(one, Failure) else (one,) for i, one in zip(asked, told, strict=True)}
+
+
 def draw_runs(
     logits_RV: Tensor, asked: Mapping[int, Rows], sampler: Sampler
 ) -> Reads[dict[int, Run | Failure]]:
     """At least one token for each, all rows drawn in one call; or why there is none."""
-    if not any(rows.supposed for rows in asked.values()):
-        alone = [rows.sequence for rows in asked.values()]
-        told = (
-            (yield from sampler.draw_rows(logits_RV, alone, [r.first for r in asked.values()]))
-            if alone
-            else []
-        )
-        return {i: one if isinstance(one, Failure) else (one,) for i, one in zip(asked, told, strict=True)}
     sequences = {index: _drawn(*rows) for index, rows in asked.items()}
     flat = [one for several in sequences.values() for one in several]
     places = [asked[index].first + at for index, several in sequences.items() for at in range(len(several))]

@@ -27,7 +27,7 @@ from afserve.engine.scheduling.sequence import Sequence, turn_of
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.shared_prompts import SharedNews, leave, own_chunk, shared_of
 from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, Finished, StepPlan
-from afserve.engine.scheduling.supposing import drafts_share, suppose_drafts
+from afserve.engine.scheduling.supposing import NOBODY, drafts_share, suppose_drafts
 from afserve.engine.scheduling.turns import Turns
 from afserve.errors import OverloadedError, RequestError
 
@@ -120,7 +120,7 @@ class Scheduler:
             return drawn
         chunks: list[Chunk] = []
         budget, prompts, mine = self.step_tokens, self.prompt_tokens, self._running.by_batch[micro_batch]
-        guessed = sum(len(sequence.draft) for sequence in mine)
+        guessed, drafted = 0, NOBODY
         # Decodes first: one long prompt must not stall those who already read along.
         turn = self._shares.step_turn if self._shares.several else turn_of
         for sequence in sorted(mine, key=turn):
@@ -137,8 +137,10 @@ class Scheduler:
                 continue
             start, known = sequence.computed, len(sequence.tokens)
             kind = PROMPT if start < sequence.given else DECODE if known - start == 1 else VERIFY
-            if kind is PROMPT and guessed:
-                prompts, guessed = min(prompts, budget - drafts_share(guessed, budget)), 0
+            if kind is not PROMPT:
+                guessed += len(sequence.draft)
+            elif guessed:
+                prompts = min(prompts, budget - drafts_share(guessed, budget))
             most = min(budget, prompts) if kind is PROMPT else budget
             if sequence.request.ahead:
                 most = min(most, AHEAD_TOKENS)
@@ -148,10 +150,11 @@ class Scheduler:
                 chunks.append(Chunk(sequence, start, count, start + count >= known, kind))
                 self._shares.charge(sequence, start, count)
                 budget, prompts = budget - count, prompts - count * (kind is PROMPT)
-        if any(chunk.sequence.draft for chunk in chunks):
+        if guessed:
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
-            suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
-        return StepPlan(micro_batch, tuple(chunks), alone=self.running == len(mine)) if chunks else None
+            drafted = suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
+        alone = self.running == len(mine)
+        return StepPlan(micro_batch, tuple(chunks), drafted, alone=alone) if chunks else None
 
     def decoding(self, micro_batch: int) -> list[Sequence]:
         """Those that a draft may stand behind in their next step."""

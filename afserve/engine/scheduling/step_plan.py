@@ -40,10 +40,12 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Chunks of decoding and verifying sequences stand before those of prompts. All of one that `draws` are empty: they
-    stand for sequences whose row came with them. It is `alone` where no other micro-batch has sequences."""
+    stand for sequences whose row came with them. It is `alone` where no other micro-batch has sequences. `drafted` are
+    the indices of the chunks that suppose tokens: a step without drafts looks at none for them."""
 
     micro_batch: int
     chunks: tuple[Chunk, ...]
+    drafted: tuple[int, ...] = ()
     draws: bool = False
     alone: bool = False
 
@@ -60,6 +62,11 @@ class StepPlan:
         """Whether it is of a request that nobody waits for, which is alone in its step and in no other node's hands."""
         first = self.chunks[0].sequence
         return first.request.ahead and first.shared is None
+
+    @property
+    def supposed(self) -> int:
+        """Tokens of drafts."""
+        return sum(self.chunks[index].supposed for index in self.drafted)
 
     @property
     def tokens(self) -> int:

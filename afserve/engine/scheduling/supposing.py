@@ -7,6 +7,8 @@ from afserve.engine.scheduling.fair_share import FairShares
 from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.step_plan import PROMPT, VERIFY, Chunk
 
+NOBODY: tuple[int, ...] = ()  # of the chunks of a step, where none has a draft
+
 
 def drafts_share(guessed: int, rows: int) -> int:
     """Of the rows that decoding sequences leave, those that prompts leave to so many guessed tokens: a quarter at most,
@@ -16,9 +18,10 @@ def drafts_share(guessed: int, rows: int) -> int:
 
 def suppose_drafts(
     chunks: Many[Chunk], rows: int, longest: int, blocks: SequenceBlocks, shares: FairShares
-) -> None:
+) -> tuple[int, ...]:
     """Adds drafts to the chunks that have their sequences' newest tokens, at most so many `rows`; what a short one does
-    not need is the others'. No sequence passes its first `longest` tokens."""
+    not need is the others'. No sequence passes its first `longest` tokens. Gives the indices of the chunks that suppose
+    tokens now."""
     drafting = [chunk for chunk in chunks if chunk.sequence.draft and chunk.last and chunk.kind is not PROMPT]
     drafting.sort(key=lambda chunk: len(chunk.sequence.draft))
     for others, chunk in zip(reversed(range(len(drafting))), drafting, strict=True):
@@ -28,3 +31,4 @@ def suppose_drafts(
             chunk.kind, chunk.count, chunk.supposed = VERIFY, chunk.count + supposed, supposed
             shares.charge(chunk.sequence, end, supposed)
             rows -= supposed
+    return tuple(index for index, chunk in enumerate(chunks) if chunk.supposed)

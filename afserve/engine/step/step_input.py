@@ -165,8 +165,7 @@ def block_tables(tables: Sequence[list[int]], block_size: int, room: StepBuffers
 
 def _held(plan: StepPlan) -> HeldStates | None:
     """Those with a draft."""
-    drafted = tuple(index for index, chunk in enumerate(plan.chunks) if chunk.supposed)
-    return HeldStates(drafted) if drafted else None
+    return HeldStates(plan.drafted) if plan.drafted else None
 
 
 def _filled(rows: Sequence[list[int]]) -> tuple[list[int], int]:
