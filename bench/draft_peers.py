@@ -51,6 +51,7 @@ _SYNTHETIC = f"--spec-type ngram-simple {_PAIRS} --spec-synth-len"
 _VLLM_LOOKS_FOR = 4  # tokens at most, as ours does
 _SETTLE_S, _WAIT_S = 0.3, 120.0
 _VLLM_READY_S = 300.0
+_VLLM_MEMORY = "0.2"  # of the host's; by default it starts only where nearly all of it is free
 _REPORTED_S = 1.2  # a node has told its counts by then
 
 
@@ -249,7 +250,8 @@ def _vllm_peers(options: argparse.Namespace, stack: ExitStack, most: int) -> Ite
         }  # fmt: skip
     for name, own in {PLAIN: (), "ngram": ("--speculative-config", json.dumps(drafts))}.items():
         command = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
-        command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", str(most), *own]
+        command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", str(most)]
+        command += ["--gpu-memory-utilization", _VLLM_MEMORY, *own]
         url = stack.enter_context(peer_server(command, _VLLM_READY_S, env))
         yield Completions(VLLM, name, url, "vllm:", {}, {"model": options.model})
 
