@@ -19,8 +19,10 @@ import pytest
 
 from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
+from tests.e2e.warm import ROOT, Forked, Warm
 
 DEADLINE = 120.0
+WARM = Warm()
 T = TypeVar("T")
 
 
@@ -28,18 +30,24 @@ class Up:
     """One `afserve up`. `stop` ends it and returns (exit code, everything it printed)."""
 
     def __init__(
-        self, *flags: str, output: IO[bytes] | None = None, command: tuple[str, ...] = ("afserve",)
+        self, *flags: str, output: IO[bytes] | None = None, command: tuple[str, ...] = (), cold: bool = False
     ) -> None:
-        """`output` in place of a file that `printed` reads; `command` is a module and what comes before `up`."""
+        """`output` in place of a file that `printed` reads; `command` is a module and what comes before `up`. It is
+        forked from the warm interpreter, unless it is of another module or `cold`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *command, "up", "--port", str(self.port), *flags],
-            stdout=output or self.log,
-            stderr=output or self.log,
-            cwd=Path(__file__).parents[2],
-        )
+        words = ["up", "--port", str(self.port), *flags]
+        self.process: subprocess.Popen[bytes] | Forked
+        if command or cold:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *(command or ("afserve",)), *words],
+                stdout=output or self.log,
+                stderr=output or self.log,
+                cwd=ROOT,
+            )
+        else:
+            self.process = WARM.run(words, output or self.log)
 
     def wait_ready(self) -> "Up":
         until = time.monotonic() + DEADLINE
@@ -60,8 +68,8 @@ class Up:
         return {node["name"]: node["pid"] for node in nodes}
 
     def folder(self) -> Path:
-        """The run's own folder, which its fork server is told."""
-        return Path(self.fork_server().cmdline()[-1])
+        """The run's own folder, where its fork server writes what it has to say."""
+        return Path(os.readlink(f"/proc/{self.fork_server().pid}/fd/1")).parent
 
     def fork_server(self) -> psutil.Process:
         """The first of them, where there are several models."""
@@ -125,9 +133,10 @@ def servers() -> Iterator[Callable[..., Up]]:
         *flags: str,
         ready: bool = True,
         output: IO[bytes] | None = None,
-        command: tuple[str, ...] = ("afserve",),
+        command: tuple[str, ...] = (),
+        cold: bool = False,
     ) -> Up:
-        server = Up(*flags, output=output, command=command)
+        server = Up(*flags, output=output, command=command, cold=cold)
         started.append((server, [], []))
         if ready:
             server.wait_ready()
@@ -148,6 +157,12 @@ def servers() -> Iterator[Callable[..., Up]]:
             assert time.monotonic() < until
             time.sleep(0.05)
     assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_until_the_end() -> Iterator[None]:
+    yield
+    WARM.close()
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_run_needs_no_output_and_shows_nobody_the_shells_secrets(up, monkeypat
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     with open("/dev/full", "wb") as full:
-        server = up("--attention", "1", "--experts", "1", "--gateways", "1", output=full)
+        server = up("--attention", "1", "--experts", "1", "--gateways", "1", output=full, cold=True)
     for process in server.family():
         with open(f"/proc/{process.pid}/environ", "rb") as file:
             assert b"never" not in file.read(), process.name()

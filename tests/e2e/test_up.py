@@ -28,7 +28,7 @@ def complete(server, **changes):
 
 
 def test_serves_and_ends_on_ctrl_c(up):
-    server = up("--attention", "1", "--experts", "2", "--micro-batches", "2")
+    server = up("--attention", "1", "--experts", "2", "--micro-batches", "2", cold=True)
     answer = complete(server).json()
     assert answer["usage"]["completion_tokens"] == 12
     assert set(server.status()) == {"attention-0", "expert-0", "expert-1"}

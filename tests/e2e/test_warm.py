@@ -1,0 +1,32 @@
+"""What the warm interpreter forks ends, prints and is told what a process of its own would be."""
+
+import signal
+import subprocess
+import tempfile
+
+import pytest
+
+from tests.e2e.warm import Warm
+
+
+@pytest.mark.process
+def test_a_command_ends_as_one_of_its_own_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = Warm()
+    try:
+        with tempfile.TemporaryFile("w+") as printed:
+            monkeypatch.setenv("AFSERVE_BLOCK_SIZE", "nothing")
+            assert warm.run(["up", "--port", "0"], printed).wait(60) == 2
+            monkeypatch.delenv("AFSERVE_BLOCK_SIZE")
+            assert warm.run(["version"], printed).wait(60) == 0
+            printed.seek(0)
+            said = printed.read()
+            assert "--block-size" in said and "torch" in said
+            long = warm.run(["up", "--port", "0"], printed)
+            assert long.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                long.wait(0.01)
+            long.kill()
+            assert long.wait(60) == long.poll() == -signal.SIGKILL
+            long.terminate()  # nobody is left to be told
+    finally:
+        warm.close()
