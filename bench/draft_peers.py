@@ -9,8 +9,8 @@ of answers; ratios are by round, to the same program without drafts. `code` and 
 row says, too, which share of its answers have the text of those without drafts.
 
 With `--synthetic L` drafts of four tokens are right as often as gives L tokens a step, whatever they say: here by
-suffixes of the answers that were given a moment ago, in llama.cpp by pairs of tokens and in vLLM by n-grams, whose
-answers are no text then.
+suffixes of the answers that were given a moment ago and in llama.cpp by pairs of tokens, whose answers are no text
+then. vLLM refuses it on CPUs ("Synthetic acceptance not supported with CPU sampling").
 All engines make each answer twice; the second time counts.
 """
 
@@ -243,11 +243,6 @@ def _vllm_peers(options: argparse.Namespace, stack: ExitStack, most: int) -> Ite
         "method": "ngram", "num_speculative_tokens": DRAFTED, "prompt_lookup_max": _VLLM_LOOKS_FOR,
         "prompt_lookup_min": 2,
     }  # fmt: skip
-    if options.synthetic:
-        drafts |= {
-            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": options.synthetic,
-            "prompt_lookup_max": 1, "prompt_lookup_min": 1,
-        }  # fmt: skip
     for name, own in {PLAIN: (), "ngram": ("--speculative-config", json.dumps(drafts))}.items():
         command = [options.vllm_python, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
         command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", str(most)]
@@ -278,6 +273,8 @@ def main() -> None:
         parser.error("--llama-server and --gguf go together")
     if options.vllm_python and options.numbers != "bf16":
         parser.error("--vllm-python goes with --numbers bf16 alone")
+    if options.vllm_python and options.synthetic:
+        parser.error("--vllm-python goes without --synthetic: vLLM has no synthetic acceptance on CPUs")
     options.name = Path(options.model).name
     with ExitStack() as stack:
         peers, texts = _peers(options, stack), Texts(options.seed)
