@@ -13,26 +13,31 @@ namespace {
 constexpr float NO_SUM[16] = {};
 constexpr int SLICE = 32;  // rows whose products with a group wait for its scales
 
+// sum (+)= product, each tile times its scale.
+void add_group(const Isa& isa, float* sum, const float* product, int rows, const float* scale, bool add) {
+  for (int i = 0; i < rows * 4; i++, sum += 16, product += 16)
+    isa.add_scaled(sum, add ? sum : NO_SUM, product, scale[i % 4], 16);
+}
+
 }  // namespace
 
 void gemm_fp8(const Isa& isa, const bf16* a, size_t stride, int rows, const char* panel, int blocks, float* sum) {
   alignas(64) bf16 wide[FP8_BLOCKS * PANEL_BLOCK];
   alignas(64) float product[SLICE * PANEL];
-  for (int b = 0; b < blocks; b += FP8_BLOCKS) {
+  for (int b = 0; b < blocks; b += FP8_BLOCKS, a += FP8_GROUP) {
     int n = std::min(FP8_BLOCKS, blocks - b);
     const float* scale = reinterpret_cast<const float*>(panel);
-    panel += FP8_SCALES;
-    isa.widen_fp8(panel, n * PANEL_BLOCK / FP8_LINE, wide);
-    panel += n * PANEL_BLOCK;
+    const char* codes = panel + FP8_SCALES;
+    panel = codes + n * PANEL_BLOCK;
+    if (isa.fp8_few_rows && isa.fp8_few_rows(a, stride, rows, codes, n, product)) {
+      add_group(isa, sum, product, rows, scale, b > 0);
+      continue;
+    }
+    isa.widen_fp8(codes, n * PANEL_BLOCK / FP8_LINE, wide);
     for (int r = 0; r < rows; r += SLICE) {
       int some = std::min(SLICE, rows - r);
-      isa.b.gemm(a + r * stride + b * BLOCK, stride, some, wide, n, product, false, {});
-      for (int i = 0; i < some; i++) {
-        float *to = sum + (r + i) * PANEL, *from = product + i * PANEL;
-        for (int t = 0; t < 4; t++, to += 16, from += 16) {
-          isa.add_scaled(to, b ? to : NO_SUM, from, scale[t], 16);
-        }
-      }
+      isa.b.gemm(a + r * stride, stride, some, wide, n, product, false, {});
+      add_group(isa, sum + r * PANEL, product, some, scale, b > 0);
     }
   }
 }

@@ -18,40 +18,63 @@ alignas(16) const uint8_t FP8_SMALL_LOW[16] = {0, 0, 0x80, 0xc0, 0, 0x20, 0x40, 
                                                0x80, 0x90, 0xa0, 0xb0, 0xc0, 0xd0, 0xe0, 0xf0};
 
 #if defined(__x86_64__) && VECTOR_BYTES == 64
-INLINE __m512i fp8_table(const uint8_t* of) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)of)); }
+struct Fp8Tables {
+  static INLINE __m512i table(const uint8_t* of) { return _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)of)); }
+  INLINE Fp8Tables()  // written out, or the compiler makes it for any processor
+      : highs(table(FP8_HIGH)), small_highs(table(FP8_SMALL_HIGH)), small_lows(table(FP8_SMALL_LOW)),
+        four(_mm512_set1_epi8(15)), size(_mm512_set1_epi8(0x70)), sign(_mm512_set1_epi8((char)0x80)) {}
+  const __m512i highs, small_highs, small_lows, four, size, sign;
+};
+
+// 64 codes as two lines of a tile.
+INLINE void widen_fp8_line(const char* codes, const Fp8Tables& t, __m512i (&line)[2]) {
+  __m512i code = _mm512_loadu_si512(codes), lower = _mm512_and_si512(code, t.four);
+  __m512i upper = _mm512_and_si512(_mm512_srli_epi16(code, 4), t.four);
+  __mmask64 small = _mm512_testn_epi8_mask(code, t.size);
+  __m512i high = _mm512_mask_shuffle_epi8(_mm512_shuffle_epi8(t.highs, upper), small, t.small_highs, lower);
+  high = _mm512_ternarylogic_epi32(high, code, t.sign, 0xf8);  // high | code & sign
+  __m512i low = _mm512_mask_shuffle_epi8(_mm512_slli_epi16(lower, 4), small, t.small_lows, lower);
+  line[0] = _mm512_unpacklo_epi8(low, high), line[1] = _mm512_unpackhi_epi8(low, high);
+}
 
 void widen_fp8(const char* codes, int lines, bf16* out) {
-  const __m512i highs = fp8_table(FP8_HIGH), small_highs = fp8_table(FP8_SMALL_HIGH), small_lows = fp8_table(FP8_SMALL_LOW);
-  const __m512i four = _mm512_set1_epi8(15), size = _mm512_set1_epi8(0x70), sign = _mm512_set1_epi8((char)0x80);
+  const Fp8Tables tables;
   for (int i = 0; i < lines; i++, codes += 64, out += 64) {
-    __m512i code = _mm512_loadu_si512(codes), lower = _mm512_and_si512(code, four);
-    __m512i upper = _mm512_and_si512(_mm512_srli_epi16(code, 4), four);
-    __mmask64 small = _mm512_testn_epi8_mask(code, size);
-    __m512i high = _mm512_shuffle_epi8(highs, upper), low = _mm512_slli_epi16(lower, 4);
-    __m512i signs = _mm512_and_si512(code, sign);
-    high = _mm512_or_si512(_mm512_mask_shuffle_epi8(high, small, small_highs, lower), signs);
-    low = _mm512_mask_shuffle_epi8(low, small, small_lows, lower);
-    _mm512_storeu_si512(out, _mm512_unpacklo_epi8(low, high));
-    _mm512_storeu_si512(out + 32, _mm512_unpackhi_epi8(low, high));
+    __m512i line[2];
+    widen_fp8_line(codes, tables, line);
+    for (int l = 0; l < 2; l++) _mm512_storeu_si512(out + 32 * l, line[l]);
     __builtin_prefetch(codes + FP8_AHEAD);
   }
 }
 #elif defined(__x86_64__) && VECTOR_BYTES == 32
-INLINE __m256i fp8_table(const uint8_t* of) { return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)of)); }
+struct Fp8Tables {
+  static INLINE __m256i table(const uint8_t* of) {
+    return _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)of));
+  }
+  INLINE Fp8Tables()  // written out, or the compiler makes it for any processor
+      : highs(table(FP8_HIGH)), small_highs(table(FP8_SMALL_HIGH)), small_lows(table(FP8_SMALL_LOW)),
+        four(_mm256_set1_epi8(15)), size(_mm256_set1_epi8(0x70)), sign(_mm256_set1_epi8((char)0x80)) {}
+  const __m256i highs, small_highs, small_lows, four, size, sign;
+};
+
+// 32 codes as columns of two lines of a tile.
+INLINE void widen_fp8_half(const char* codes, const Fp8Tables& t, __m256i (&line)[2]) {
+  __m256i code = _mm256_loadu_si256((const __m256i*)codes), lower = _mm256_and_si256(code, t.four);
+  __m256i upper = _mm256_and_si256(_mm256_srli_epi16(code, 4), t.four);
+  __m256i small = _mm256_cmpeq_epi8(_mm256_and_si256(code, t.size), _mm256_setzero_si256());
+  __m256i small_high = _mm256_or_si256(_mm256_shuffle_epi8(t.small_highs, lower), _mm256_and_si256(code, t.sign));
+  __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(t.highs, upper), small_high, small);
+  __m256i low = _mm256_blendv_epi8(_mm256_slli_epi16(lower, 4), _mm256_shuffle_epi8(t.small_lows, lower), small);
+  line[0] = _mm256_unpacklo_epi8(low, high), line[1] = _mm256_unpackhi_epi8(low, high);
+}
 
 void widen_fp8(const char* codes, int lines, bf16* out) {
-  const __m256i highs = fp8_table(FP8_HIGH), small_highs = fp8_table(FP8_SMALL_HIGH), small_lows = fp8_table(FP8_SMALL_LOW);
-  const __m256i four = _mm256_set1_epi8(15), size = _mm256_set1_epi8(0x70), sign = _mm256_set1_epi8((char)0x80);
+  const Fp8Tables tables;
   for (int i = 0; i < lines; i++, codes += 64, out += 64) {
     for (int v = 0; v < 2; v++) {
-      __m256i code = _mm256_loadu_si256((const __m256i*)(codes + 32 * v)), lower = _mm256_and_si256(code, four);
-      __m256i upper = _mm256_and_si256(_mm256_srli_epi16(code, 4), four);
-      __m256i small = _mm256_cmpeq_epi8(_mm256_and_si256(code, size), _mm256_setzero_si256());
-      __m256i small_high = _mm256_or_si256(_mm256_shuffle_epi8(small_highs, lower), _mm256_and_si256(code, sign));
-      __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(highs, upper), small_high, small);
-      __m256i low = _mm256_blendv_epi8(_mm256_slli_epi16(lower, 4), _mm256_shuffle_epi8(small_lows, lower), small);
-      _mm256_storeu_si256((__m256i*)(out + 16 * v), _mm256_unpacklo_epi8(low, high));
-      _mm256_storeu_si256((__m256i*)(out + 32 + 16 * v), _mm256_unpackhi_epi8(low, high));
+      __m256i line[2];
+      widen_fp8_half(codes + 32 * v, tables, line);
+      for (int l = 0; l < 2; l++) _mm256_storeu_si256((__m256i*)(out + 32 * l + 16 * v), line[l]);
     }
     __builtin_prefetch(codes + FP8_AHEAD);
   }

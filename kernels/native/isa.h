@@ -165,6 +165,9 @@ struct Isa {
                            const Patch* patch, const Patch* end, float* sum, const char* after);
   // So many lines of 64 FP8 codes (fp8.h) as the numbers that they are.
   void (*widen_fp8)(const char* codes, int lines, bf16* out);
+  // product[rows][64] = a times a group of such codes, up to 4 blocks, with the bits of gemm; false, and nothing done, for more
+  // rows than pay, and null where it never does.
+  bool (*fp8_few_rows)(const bf16* a, size_t stride, int rows, const char* codes, int blocks, float* product);
   // Row `row` of `to` (int8.h) as `gemm_bytes` reads it: `size` numbers, and zeros up to the stride. A row that is not
   // finite gets NaN as its scale.
   void (*to_bytes)(const bf16* x, int size, const ByteRows& to, int row);

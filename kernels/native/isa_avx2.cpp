@@ -12,6 +12,7 @@
 #define GEMM_VECTORS 4
 #include "table.h"
 #include "compact_avx2.h"
+#include "fp8_avx2.h"
 #include "tiles_avx2.h"
 #include "ggml_avx2.h"
 
@@ -33,6 +34,7 @@ const Isa* avx2_isa() {
   static const Isa isa = [] {
     Isa made = isa_of("avx2", loops_of<bf16, gemm_avx2>(score_tiles_avx2, add_values_avx2), loops_of<float, gemm_vector<float>>());
     made.compact = pack_avx2, made.expand = expand_avx2, made.compact_few_rows = compact_avx2;
+    made.fp8_few_rows = fp8_few_avx2;
     made.to_bytes = row_to_words<true>, made.gemm_bytes = gemm_int8_words;
     made.to_words = row_to_int4_words, made.gemm_words = gemm_int4_words;
     made.to_ggml = row_to_ggml_words, made.gemm_ggml = gemm_ggml_words;

@@ -13,6 +13,7 @@
 #include "gemm_avx512fma.h"
 #include "table.h"
 #include "compact_avx512bf16.h"
+#include "fp8_avx512bf16.h"
 
 void to_bytes_avx512(const bf16*, int, const ByteRows&, int);                     // int8_vnni.cpp
 void gemm_bytes_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);
@@ -44,6 +45,7 @@ Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
 const Isa* avx512bf16_isa() {
   static const Isa isa = [] {
     Isa made = made_of("avx512bf16", loops_of<bf16, gemm_dp>(score_tiles_dp, add_values_dp, nullptr, true), INT_MAX);
+    made.fp8_few_rows = fp8_few_dp;
     made.expand_blocks = MOST_EXPANDED;  // from the second cache 226 GFLOP/s, 4 at a time 221 (Zen 4, 3.7 GHz, 64 rows)
     return made;
   }();
