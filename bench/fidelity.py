@@ -5,13 +5,15 @@ compared with the reference's. Perplexity is of the text (of the bundled model: 
 random tokens, where it means little), `agreement` the share of positions with the same most likely token, `kl` the mean
 of sum p * (log p - log q) in nats, p the reference's. Nothing is timed and nothing is drawn: a row is the same on every
 run of one instruction set. `--model FOLDER --texts FILE.json` measures another checkpoint; FILE has {name: text}.
+`--families` measures a random checkpoint of each model type that transformers can build and afserve serves, those of
+`tests/families/tiny.py`: of odd widths, with random norms and biases.
 """
 
 import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,11 @@ from afserve.errors import AfserveError
 from afserve.kernels.native import Native
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
+from afserve.kernels.pointwise import capped
 from afserve.kernels.reference import Reference
 from bench.origin import origin
+from tests.families.tiny import TINY as TINY_FAMILIES
+from tests.families.tiny import build
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "fidelity.jsonl"
@@ -96,6 +101,11 @@ class Texts:
     ids: list[list[int]]
 
 
+OF_FAMILIES = tuple(
+    kept for kept in FORMATS if kept.kv == "auto" or kept in (Kept(kv="int8"), Kept(kv="fp8"))
+)
+
+
 def bundled(folder: Path, name: str, files: Path, windows: int, length: int) -> Texts:
     """The first tokens of so many of the longest texts, each behind the token that begins one."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -111,13 +121,30 @@ def tiny(name: str, folder: Path, windows: int, length: int) -> Texts:
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**fields))
     model.save_pretrained(folder)
+    return _random(name, folder, windows, length)
+
+
+def families(place: Path, windows: int, length: int) -> Iterator[Texts]:
+    """The first checkpoint of each model type."""
+    seen = set[str]()
+    for name, (family, _) in TINY_FAMILIES.items():
+        if family in seen:
+            continue
+        seen.add(family)
+        folder = build(name, place / name)
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        yield _random(kind, folder, windows, length)
+
+
+def _random(name: str, folder: Path, windows: int, length: int) -> Texts:
     dice = torch.Generator().manual_seed(1)
     return Texts(name, folder, torch.randint(3, 211, (windows, min(length, 200)), generator=dice).tolist())
 
 
 def reference(texts: Texts) -> Iterator[Tensor]:
     """Of each text the log-probabilities of what follows each token but the last, (T, V)."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    (kind,) = json.loads((texts.folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    load = getattr(transformers, kind).from_pretrained
     model = load(texts.folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for ids in texts.ids:
@@ -161,7 +188,8 @@ def served(texts: Texts, kept: Kept, vocabulary: int) -> Iterator[Tensor]:
         node.submit(GenerationRequest(number, tuple(ids), asked))
         while node.busy:
             node.step()
-        yield ops.recorded()[: len(ids) - 1].double().log_softmax(-1)
+        rows_TV, cap = ops.recorded()[: len(ids) - 1] * spec.around.logit_scale, spec.around.logit_cap
+        yield (rows_TV if cap is None else capped(rows_TV, cap)).double().log_softmax(-1)
 
 
 def compared(texts: Texts, truth: list[Tensor], kept: Kept) -> dict[str, object]:
@@ -195,9 +223,9 @@ def failed(texts: Texts, kept: Kept, why: Exception) -> dict[str, object]:
     return {"bench": "fidelity", "model": texts.name, **asdict(kept), "failed": said}
 
 
-def measured(texts: Texts) -> Iterator[dict[str, object]]:
+def measured(texts: Texts, formats: Iterable[Kept]) -> Iterator[dict[str, object]]:
     truth = list(reference(texts))
-    for kept in FORMATS:
+    for kept in formats:
         try:
             yield compared(texts, truth, kept)
         except (AfserveError, ValueError, RuntimeError) as why:
@@ -206,7 +234,9 @@ def measured(texts: Texts) -> Iterator[dict[str, object]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fidelity", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, help="a folder; the bundled model and tiny ones without")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--model", type=Path, help="a folder; the bundled model and tiny ones without")
+    asked.add_argument("--families", action="store_true", help="a random checkpoint of each model type")
     parser.add_argument("--texts", type=Path, help="with --model: a JSON file of {name: text}")
     parser.add_argument("--windows", type=int, default=3, help="texts")
     parser.add_argument("--length", type=int, default=256, help="tokens of each at most")
@@ -217,12 +247,17 @@ def main() -> None:
     sizes = options.windows, options.length
     with tempfile.TemporaryDirectory() as place:
         if options.model is not None:
-            every = [bundled(options.model, options.model.name, options.texts, *sizes)]
+            every: Iterable[Texts] = [bundled(options.model, options.model.name, options.texts, *sizes)]
+        elif options.families:
+            every = families(Path(place), *sizes)
         else:
-            every = [bundled(NANO, "nano", NANO / "heldout.json", *sizes)]
-            every += [tiny(name, Path(place) / name.replace(" ", "-"), *sizes) for name in TINY]
+            every = [
+                bundled(NANO, "nano", NANO / "heldout.json", *sizes),
+                *(tiny(name, Path(place) / name.replace(" ", "-"), *sizes) for name in TINY),
+            ]
         for texts in every:
-            for row in measured(texts):
+            for row in measured(texts, OF_FAMILIES if options.families else FORMATS):
+                row |= {"family": True} if options.families else {}
                 print(json.dumps(row), flush=True)
                 if options.save:
                     with RESULTS.open("a", encoding="utf-8") as file:

@@ -7,7 +7,8 @@ from bench.rows import Row, newest, rows, table, where
 
 def fidelity() -> str:
     """A line for each model and what its numbers are kept in."""
-    found = newest(rows("fidelity"), "model", "dtype", "experts", "dense", "kv")
+    every = newest(rows("fidelity"), "model", "dtype", "experts", "dense", "kv")
+    found = [row for row in every if not row.get("family")]
     if not found:
         return ""
     return (
@@ -17,7 +18,32 @@ def fidelity() -> str:
             ["model", "computed in", "experts", "other maps", "KV cache", "perplexity", "change", "same first token", "KL, nats"],
             (_line(row) for row in found),
         )
+        + _families([row for row in every if row.get("family")])
     )  # fmt: skip
+
+
+def _families(found: list[Row]) -> str:
+    """A line for each model type, a column for each format."""
+    if not found:
+        return ""
+    cells: dict[str, dict[str, str]] = {}
+    for row in found:
+        told = "failed" if "failed" in row else f"{100 * row['agreement']:.1f} %, {row['kl']:.1g}"
+        cells.setdefault(row["model"], {})[_kept(row)] = told
+    columns = list(dict.fromkeys(map(_kept, found)))
+    return (
+        f"\n\n**Fidelity by model type** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.fidelity --families --windows 2 --length 128 --save`. Random checkpoints of tens of thousands of weights with odd widths, random norms and biases, which read random tokens: the share of positions with the same most likely token, and "
+        "the divergence in nats. In float32 afserve gives what transformers gives. Fewer bits change much more here than in trained models: logits of random weights lie close together, and so do the scores by which a router or an indexer chooses. So columns of one line can be compared, and lines with each other cannot.\n\n"
+        + table(["model type", *columns], ([name, *(of.get(one, "") for one in columns)] for name, of in sorted(cells.items())))
+    )  # fmt: skip
+
+
+def _kept(row: Row) -> str:
+    if row["kv"] != "auto":
+        return f"KV {row['kv']}"
+    if row["experts"] == "auto":
+        return str(row["dtype"])
+    return f"{row['experts']}, {'experts' if row['dense'] == 'auto' else 'all maps'}"
 
 
 def _machines(found: list[Row]) -> str:
