@@ -255,11 +255,13 @@ class Hour:
             return
         counts = dict.fromkeys(self.nodes, 0)
         tokens = dict(counts)
+        room = {index: node.cache_tokens for index, node in self.nodes.items()}
         for other, where in self._where.values():
             if where in counts and other.request.handle != job.request.handle:
                 counts[where] += 1
+                room[where] -= len(other.request.prompt_ids)
                 tokens[where] += 0 if other.first else len(other.request.prompt_ids) - other.found
-        route = self._affinity.pick(job.request.prompt_ids, counts, None, tokens)
+        route = self._affinity.pick(job.request.prompt_ids, counts, None, tokens, room=room)
         node = self.nodes[route.node]
         self._where[job.request.handle] = job, route.node
         node.reading += 1

@@ -179,6 +179,10 @@ class HourNode:
         self.ahead: deque[Job] = deque()
         self.ahead_tokens = 0
 
+    @property
+    def cache_tokens(self) -> int:
+        return self.pool.blocks * BLOCK
+
     # ---- what `Restores` asks of an engine
 
     def usable_names(self, request: GenerationRequest) -> list[Hash]:

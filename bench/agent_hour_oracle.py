@@ -63,6 +63,10 @@ class OracleNode(HourNode):
         ] = {}  # by request: those with a name, and how many others
         self._read: dict[int, float] = {}
 
+    @property
+    def cache_tokens(self) -> int:
+        return self._room * BLOCK
+
     def read(self, job: Job) -> bool:
         missing = self._all.below(self._all.found(self.usable_names(job.request)))
         if missing:

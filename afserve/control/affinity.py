@@ -1,7 +1,8 @@
 """Which attention node takes a request: the one where it is predicted to be complete first.
 
 What counts is the tokens that a node has to compute until then: those of prompts that wait there, those of this prompt
-that its cache lacks, and some for each request that it runs. Equal beginnings of prompts have equal keys. Which nodes
+that its cache lacks, and some for each request that it runs. Tokens for which its cache has no room until others end
+count as if they were computed. Equal beginnings of prompts have equal keys. Which nodes
 have one is known from what they say of their caches, and until they do from what they were given. Integers in,
 integers out.
 """
@@ -63,9 +64,11 @@ class Affinity:
         preferred: int | None = None,
         pending: Mapping[int, int] = _NONE,
         salt: str = "",
+        room: Mapping[int, int] = _NONE,
     ) -> Route:
         """The node for `prompt`. `load` has the number of open requests of each node that may take it, at least one;
-        `pending` the tokens of prompts that these have still to compute.
+        `pending` the tokens of prompts that these have still to compute, and `room` those that its cache has room for
+        beside them, less than 0 where they have more already; for any number where it is not said.
 
         `preferred` is taken wherever it is not too busy. Caches are shared by prompts of one `salt` only.
         """
@@ -78,7 +81,8 @@ class Affinity:
 
         def cost(node: int) -> tuple[int, int]:
             missing = len(prompt) - known.get(node, 0)
-            return pending.get(node, 0) + missing + _RUNNING * load[node], load[node]
+            beyond = max(0, len(prompt) - room.get(node, len(prompt)))
+            return pending.get(node, 0) + missing + beyond + _RUNNING * load[node], load[node]
 
         node = preferred if preferred in free else min(free, key=cost)
         self._remember(chain, node)

@@ -28,10 +28,13 @@ class ChosenHome:
 
 
 class HomeChoice:
-    """`block_size` in tokens. `copies` nodes have copies of another one's KV."""
+    """`block_size` in tokens. `copies` nodes have copies of another one's KV. A node's cache has room for `cache`
+    tokens; 0 where that is not known."""
 
-    def __init__(self, requests: Requests, attendance: Attendance, block_size: int, copies: int) -> None:
-        self._requests, self._attendance, self._copies = requests, attendance, copies
+    def __init__(
+        self, requests: Requests, attendance: Attendance, block_size: int, copies: int, cache: int = 0
+    ) -> None:
+        self._requests, self._attendance, self._copies, self._cache = requests, attendance, copies, cache
         self._affinity = Affinity(block_size)
         self.prompts = Prompts(block_size)
         self._route_advice = Adviser("finding the attention node that has a prompt's beginning")
@@ -68,9 +71,12 @@ class HomeChoice:
         """The node with the fewest requests, where nobody can say which one has most of the prompt."""
         load = {life.index: self._requests.load(life) for life in usable}
         pending = {life.index: self._requests.pending(life) for life in usable}
+        room = {
+            life.index: self._cache - self._requests.prompt_tokens(life) for life in usable if self._cache
+        }
         prompt, salt = request.asked.prompt_ids, request.asked.cache_salt
         plain = Route(min(load, key=lambda node: load[node]), len(prompt))
-        pick = partial(self._affinity.pick, prompt, load, copied, pending, salt)
+        pick = partial(self._affinity.pick, prompt, load, copied, pending, salt, room)
         return self._route_advice.ask(now, pick, plain)
 
     def _left_behind(self, request: Request) -> KvSource | None:

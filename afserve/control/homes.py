@@ -45,19 +45,25 @@ AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next
 class HomeRules:
     """Seconds: what a broken stream may take to come back, how long a request waits for a node, and a node that has
     requests may say nothing. `block_size` in tokens: prompts whose first blocks are equal share a node. `copies` nodes
-    have copies of another one's KV."""
+    have copies of another one's KV. Each has room for `cache` tokens; 0 where that is not known."""
 
     block_size: int = 16
     grace: float = 1.0
     deadline: float = 30.0
     copies: int = 0
     silence: float = SILENCE_SECONDS
+    cache: int = 0
 
 
 def home_rules(deployment: Deployment) -> HomeRules:
     engine = deployment.engine
     return HomeRules(
-        engine.block_size, engine.stream_grace, engine.loss_deadline, engine.kv_copies, deployment.silence
+        engine.block_size,
+        engine.stream_grace,
+        engine.loss_deadline,
+        engine.kv_copies,
+        deployment.silence,
+        engine.kv_blocks * engine.block_size,
     )
 
 
@@ -70,7 +76,7 @@ class Homes:
         self.moves = Moves()
         self._rules = rules
         self._clock = clock
-        self._choice = HomeChoice(requests, self.attendance, rules.block_size, rules.copies)
+        self._choice = HomeChoice(requests, self.attendance, rules.block_size, rules.copies, rules.cache)
         self._prompts = self._choice.prompts
         self.admission = Admission(requests)
         self._heard: dict[Life, float] = {}  # when it last said something

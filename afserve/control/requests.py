@@ -114,6 +114,7 @@ class Requests:
         self._load: Counter[Life] = Counter()
         self._ahead: Counter[Life] = Counter()  # of those, what nobody waits for
         self._pending: Counter[Life] = Counter()
+        self._prompts: Counter[Life] = Counter()  # tokens of prompts, computed or not
         self._busy: dict[Life, float] = {}  # since when it has requests
         self._unread: dict[
             Request, None
@@ -150,6 +151,7 @@ class Requests:
         self._next += 1
         self._placed[request.number] = request
         self._load[home] += 1
+        self._prompts[home] += len(request.asked.prompt_ids)
         self._ahead[home] += ahead
         self._busy.setdefault(home, now)
         generated = tuple(request.generated)
@@ -162,6 +164,7 @@ class Requests:
         request.number, request.home = number, home
         self._placed[number] = request
         self._load[home] += 1
+        self._prompts[home] += len(asked.prompt_ids)
         self._busy.setdefault(home, now)
         return request
 
@@ -202,10 +205,17 @@ class Requests:
         self._began(request, request.home)
         del self._placed[request.number]
         self._load[request.home] -= 1
+        self._prompts[request.home] -= len(request.asked.prompt_ids)
         self._ahead[request.home] -= request.asked.ahead
         if not self._load[request.home]:
             home = request.home
-            del self._load[home], self._ahead[home], self._busy[home], self._pending[home]
+            del (
+                self._load[home],
+                self._ahead[home],
+                self._busy[home],
+                self._pending[home],
+                self._prompts[home],
+            )
         request.last, request.home = request.home, None
 
     def _began(self, request: Request, home: Life) -> None:
@@ -237,6 +247,10 @@ class Requests:
     def pending(self, home: Life) -> int:
         """Tokens of prompts that are to be computed there."""
         return self._pending[home]
+
+    def prompt_tokens(self, home: Life) -> int:
+        """Of all requests there: what its cache has of them at least, or will have."""
+        return self._prompts[home]
 
     @property
     def unread(self) -> int:

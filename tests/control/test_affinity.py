@@ -45,6 +45,20 @@ def test_what_is_known_of_a_long_prompt_is_near_the_truth():
     assert short.pick(prompt[:100], IDLE).missing == 4
 
 
+def test_what_has_no_room_until_others_end_counts_as_if_it_were_computed():
+    affinity, system = Affinity(16), list(range(1600))
+    home = affinity.pick([*system, 90], IDLE).node
+    full = {node: 2000 if node != home else 500 for node in IDLE}
+    assert affinity.pick([*system, 91], IDLE, room=full).node == home, (
+        "it lacks 1,101 tokens of room, others 1,600"
+    )
+    full[home] = -500
+    elsewhere = affinity.pick([*system, 92], IDLE, room=full)
+    assert elsewhere.node != home and elsewhere.source == home
+    short = {node: node - 9000 for node in IDLE}
+    assert Affinity(16).pick(system, IDLE, room=short).node == 2, "of full ones the one with the most room"
+
+
 def test_a_preferred_node_is_taken_unless_it_is_too_busy():
     affinity = Affinity(4)
     assert affinity.pick(range(50), IDLE, 2, {2: 9999}).node == 2

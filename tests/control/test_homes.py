@@ -84,6 +84,24 @@ def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     assert scene.homes.moves.counts == {"lost": 1}
 
 
+def test_a_node_whose_cache_is_full_of_prompts_is_left_to_those_that_are_there():
+    scene, long = Scene(0, 1), tuple(range(900))
+    scene.homes = Homes(Requests(), HomeRules(grace=1.0, deadline=30.0, cache=1000), scene.clock)
+    scene.tell(0, 1)
+    for stream in scene.streams:
+        scene.homes.entered(stream, ())
+    first = scene.homes.open(GenerationRequest(0, long))
+    here, there = scene.streams if scene.submits() == [1, 0] else scene.streams[::-1]
+    scene.homes.heard(here, Tokens((TokenEvent(here.submitted()[0].handle, (5,)),)))
+    scene.homes.open(GenerationRequest(0, (*long, 5, 6)))
+    assert len(there.submitted()) == 1, "the other node has most of it, and room for none"
+    scene.homes.heard(here, Tokens((TokenEvent(here.submitted()[0].handle, (7,), "length"),)))
+    assert first.finished
+    scene.homes.close(first)
+    scene.homes.open(GenerationRequest(0, (*long, 5, 7)))
+    assert len(here.submitted()) == 2, "its room is free again"
+
+
 def test_a_stream_that_comes_back_in_time_goes_on_where_it_was():
     scene = Scene(0, 1)
     first, second = scene.streams
