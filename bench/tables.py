@@ -310,6 +310,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "What agents find again": tables_agents.agents,
     "Fidelity: what fewer bits change": tables_kv_dtype.fidelity,
     "A KV cache in 8 bits": tables_kv_dtype.decode,
+    "Sparse attention beside full attention": tables_kv_dtype.sparse,
     **tables_serve.SECTIONS,
     "Planner against published tables and measured rows": tables_planner.published,
     "Planner against afserve itself": tables_planner.itself,

@@ -1,4 +1,4 @@
-"""Tables of the KV cache in 8 bits and of fidelity, rendered from rows. It measures nothing."""
+"""Tables of the KV cache in 8 bits, of sparse attention and of fidelity, rendered from rows. It measures nothing."""
 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
@@ -79,6 +79,24 @@ def decode() -> str:
         + table(
             ["shape", "sequences", "context", "bf16, ms", "int8", "fp8"],
             ([*key, of["bf16"]["ms"], *(_ratio(of.get(name)) for name in ("int8", "fp8"))] for key, of in lines.items()),
+        )
+    )  # fmt: skip
+
+
+def sparse() -> str:
+    """A line for each length of a prompt and instruction set."""
+    found = newest(rows("sparse_attention"), "tokens", "isa", "threads")
+    if not found:
+        return ""
+    return (
+        f"**Sparse attention beside full attention** ({where(found[-1])}); `python -m bench.sparse_attention --save`. DeepSeek-V3.2's attention with 16 heads, 2,048 rows of all by its indexer, and the same attention of all rows, in turns: seconds of a prompt and milliseconds of a token behind it, and what the indexer's take of the others.\n\n"
+        + table(
+            ["prompt", "instructions", "threads", "turns", "prompt, s", "full, s", "of full", "token, ms", "full, ms", "of full"],
+            (
+                [f"{row['tokens']:,}", row["isa"], row["threads"], row["turns"], f"{row['prompt_s']:.1f}", f"{row['prompt_full_s']:.1f}", f"{row['prompt_ratio']:.2f}",
+                 f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_full_s']:.2f}", f"{row['token_ratio']:.2f}"]
+                for row in found
+            ),
         )
     )  # fmt: skip
 
