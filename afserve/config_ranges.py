@@ -57,6 +57,7 @@ MOST_TOKEN_IDS = 1 << 10  # in one field
 RANGES: dict[str, Range] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
+    "num_target_layers": LAYERS,
     "n_layers": LAYERS,
     "num_layers": Range(1, MOST_LAYERS // 2),  # LongCat-Flash's, each of which is two
     "num_nextn_predict_layers": LAYER_COUNT,
@@ -69,9 +70,12 @@ RANGES: dict[str, Range] = {
     "no_rope_layer_interval": LAYERS,
     "vocab_size": VOCABULARY,
     "draft_vocab_size": VOCABULARY,
+    "mask_token_id": Range(0, MOST_VOCABULARY - 1),
+    "block_size": Range(2, 1 << 10),  # of a head that drafts a block at once
     "max_position_embeddings": POSITIONS,
     "original_max_position_embeddings": POSITIONS,
     "sliding_window": POSITIONS,
+    "swa_window_size": POSITIONS,
     "sliding_window_pattern": LAYERS,
     "prefix_dense_sliding_window_pattern": LAYERS,
     "sliding_window_size": POSITIONS,

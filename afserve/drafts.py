@@ -20,7 +20,8 @@ MODEL_TOKENS = 8
 class DraftMethod(StrEnum):
     """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
     in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp); a head that was trained
-    for the model and stands beside it (eagle3); a small model of the same tokenizer (model)."""
+    for the model and stands beside it, token by token (eagle3) or a block at once (dflash); a small model of the same
+    tokenizer (model)."""
 
     OFF = "off"
     AUTO = "auto"
@@ -28,6 +29,7 @@ class DraftMethod(StrEnum):
     SUFFIX = "suffix"
     MTP = "mtp"
     EAGLE3 = "eagle3"
+    DFLASH = "dflash"
     MODEL = "model"
 
 
@@ -45,7 +47,7 @@ def token_count(text: str, spelled: str, form: str) -> int:
     return int(text)
 
 
-_BESIDE = {DraftMethod.EAGLE3: "a head", DraftMethod.MODEL: "a draft model"}
+_BESIDE = {DraftMethod.EAGLE3: "a head", DraftMethod.DFLASH: "a head", DraftMethod.MODEL: "a draft model"}
 """Those whose weights are in a folder of their own, and what is there."""
 
 
@@ -71,7 +73,7 @@ class SuffixOptions:
 class DraftChoice:
     """`tokens` is how many a sequence drafts in each step; None: as many as pay. `synthetic`, for benchmarks: how often
     the first, the first two, ... tokens of a draft that is right are left right. `passed` are keys that were given and
-    change nothing. `folder`: of an EAGLE-3 head or a draft model, read on the hosts of attention nodes alone."""
+    change nothing. `folder`: of a head or a draft model, read on the hosts of attention nodes alone."""
 
     method: DraftMethod = DraftMethod.OFF
     tokens: int | None = None
@@ -113,7 +115,8 @@ class DraftChoice:
             return 0
         if self.method is DraftMethod.MODEL:
             return self.tokens or MODEL_TOKENS
-        return self.tokens or (MTP_TOKENS if self.follows else int(DRAFT_TOKENS.high))
+        few = self.follows and not self.at_once
+        return self.tokens or (MTP_TOKENS if few else int(DRAFT_TOKENS.high))
 
     @property
     def predicts(self) -> bool:
@@ -127,8 +130,13 @@ class DraftChoice:
 
     @property
     def head(self) -> str:
-        """The folder of an EAGLE-3 head, which reads rows of the model's layers."""
-        return self.folder if self.method is DraftMethod.EAGLE3 else ""
+        """The folder of a head, which reads rows of the model's layers."""
+        return self.folder if self.method in (DraftMethod.EAGLE3, DraftMethod.DFLASH) else ""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one pass guesses all tokens of a draft."""
+        return self.method is DraftMethod.DFLASH
 
     @property
     def model(self) -> str:

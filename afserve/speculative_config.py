@@ -25,19 +25,24 @@ _METHODS: Mapping[str, DraftMethod] = {
     "suffix": DraftMethod.SUFFIX,
     "mtp": DraftMethod.MTP,
     "eagle3": DraftMethod.EAGLE3,
+    "dflash": DraftMethod.DFLASH,
     "draft_model": DraftMethod.MODEL,
 }
-_SERVED = ("ngram", "suffix", "mtp", "eagle3", "draft_model")
+_SERVED = ("ngram", "suffix", "mtp", "eagle3", "dflash", "draft_model")
 _NOT_DONE: Mapping[str, str] = {
     **dict.fromkeys(
-        ("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 alone are run"
+        ("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 and dflash are run"
     ),
-    **dict.fromkeys(("dflash", "dspark"), "drafters of a whole block at once are not run"),
+    "dspark": "of drafters of a whole block at once dflash is run",
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
 _SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synthetic_acceptance_rates"
-_OF_A_FOLDER = {"eagle3": DraftMethod.EAGLE3, "draft_model": DraftMethod.MODEL}
+_OF_A_FOLDER = {
+    "eagle3": DraftMethod.EAGLE3,
+    "dflash": DraftMethod.DFLASH,
+    "draft_model": DraftMethod.MODEL,
+}
 
 _COUNT = Range(1, 1 << 20)
 _RUN, _SHORTEST = Range(1, 16), 2  # tokens that are looked for
@@ -145,14 +150,16 @@ def _method(keys: _Keys) -> DraftMethod:
     elif name in _OF_A_FOLDER:
         if not model:
             refuse(
-                f'method "{name}" needs model: the folder of the {"head" if name == "eagle3" else "draft model"}'
+                f'method "{name}" needs model: the folder of the {"draft model" if name == "draft_model" else "head"}'
             )
     elif model is not None and _predicts(name):
         keys.passed.append("model")  # its layer is the served checkpoint's own
     elif model and name is None:
         name = "draft_model"
     elif model is not None and name in _METHODS:
-        refuse(f"model: {shown(model)}: method {name} reads none, {' and '.join(_OF_A_FOLDER)} do")
+        refuse(
+            f"model: {shown(model)}: method {name} reads none, those with a folder are {', '.join(_OF_A_FOLDER)}"
+        )
     if name is None:
         refuse(f"method is missing; it is one of {', '.join(_SERVED)}")
     if name in _METHODS:

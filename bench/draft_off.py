@@ -43,7 +43,9 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         _MICRO_BATCH,
-        """            follower = self._follower if self._follower is not None and self._follower.awake else None
+        """            follower = self._follower
+            if follower is not None and not follower.drafter.awake:
+                follower = None
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
 """,

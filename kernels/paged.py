@@ -5,7 +5,7 @@ Shapes: T tokens in the batch, S sequences, B most blocks per sequence, N blocks
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -99,6 +99,24 @@ def visible(queries: int, context: int, window: int | None, device: torch.device
     if window is not None:
         mask &= key > query - window
     return mask
+
+
+def unmasked(batch: PagedBatch) -> PagedBatch:
+    """The same rows, each of which sees the whole context of its sequence, so those behind it too: to attention it is
+    the last of a sequence of its own. The batch has its host integers."""
+    counts = [end - first for first, end in itertools.pairwise(batch.starts)]
+    sequence_T = _on(batch, [s for s, count in enumerate(counts) for _ in range(count)]).long()
+    contexts = tuple(c for c, count in zip(batch.contexts, counts, strict=True) for _ in range(count))
+    starts = tuple(range(batch.tokens + 1))
+    return replace(
+        batch,
+        query_start_S1=_on(batch, list(starts)),
+        context_S=batch.context_S[sequence_T],
+        block_table_SB=batch.block_table_SB[sequence_T],
+        max_query=1,
+        starts=starts,
+        contexts=contexts,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from afserve.grammars.grammar import Compiler
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.attention import load_attention
 from afserve.models.decoder import AttentionModel, LoadHalf
+from afserve.models.drafters.opened import open_draft_head
 from afserve.models.experts import ExpertBank
 from afserve.models.gguf.checkpoint import GgufCheckpoint
 from afserve.models.identity import identify, weights_of
@@ -142,7 +143,7 @@ def build_attention_node(
     )
     drafts = config.drafts()
     if drafts.head:
-        model.load_head(drafts.head)
+        model.head = open_draft_head(drafts, model)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))

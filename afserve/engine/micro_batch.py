@@ -16,8 +16,7 @@ from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
-from afserve.engine.draft.layer_loop import LayerLoop
-from afserve.engine.draft.model_loop import ModelLoop
+from afserve.engine.draft.followers import Follower
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
@@ -82,7 +81,7 @@ class MicroBatch(Generic[T]):
         config: EngineConfig,
         load: ExpertLoad,
         drafting: Drafting | None = None,
-        follower: LayerLoop[T] | ModelLoop | None = None,
+        follower: Follower[T] | None = None,
     ) -> None:
         """`load` knows which experts tokens chose. Without `drafting` nobody guesses; a `follower` guesses behind each
         step."""
@@ -123,7 +122,9 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            follower = self._follower if self._follower is not None and self._follower.awake else None
+            follower = self._follower
+            if follower is not None and not follower.drafter.awake:
+                follower = None
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)

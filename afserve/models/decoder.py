@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from afserve.families.drafters.eagle import load_eagle
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
@@ -19,9 +18,9 @@ from afserve.kernels.packed import PackedExperts
 from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
+from afserve.models.beside import Beside, Head
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
-from afserve.models.eagle import EagleHead
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
 from afserve.models.heads import embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
@@ -154,7 +153,7 @@ class AttentionModel:
         made: dict[tuple[RopeSpec | None, int], Rotary] = {}  # layers that turn alike share their tables
         found: list[DecoderLayer] = []
         self.predictor: Predictor | None = None
-        self.head: EagleHead | None = None
+        self.head: Head | None = None
         self._positions = max_positions
         for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention
@@ -174,17 +173,16 @@ class AttentionModel:
             named, error = self._dense.name, self.rounding_error
             log.warning("dense weights are rounded to %s: relative error %.2g", named, error)
 
-    def load_head(self, folder: str) -> None:
-        """An EAGLE-3 head from there. Raises CheckpointError, and ConfigError for one that is of another model."""
-        read = load_eagle(folder, self.spec)
-        own = self.ops, self.dtype, self._positions, self._dense, self._embedding()
-        self.head = EagleHead(folder, read, *own)
+    def beside(self) -> Beside:
+        """What a head takes of it."""
+        own = self.ops, self.dtype, self._positions, self._dense
+        return Beside(*own, self._embedding(), self.scores)
 
     @property
     def keeps(self) -> list[KeptShape]:
         """What every layer writes to a cache, those that draft last."""
         kept = [layer.keeps for layer in (*self.layers, *self.predicting)]
-        return kept if self.head is None else [*kept, self.head.keeps]
+        return kept if self.head is None else [*kept, *self.head.keeps]
 
     @property
     def rounding_error(self) -> float | None:

@@ -87,7 +87,7 @@ def _drafted(drafts: Drafts) -> str:
         return (
             f"It was planned with {drafts}, and `afserve up` has no such drafts: without, tokens take longer."
         )
-    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", MODEL) else str(drafts)
+    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", "dflash", MODEL) else str(drafts)
     return f"Start it with --draft {typed}, as it was planned."
 
 

@@ -151,7 +151,7 @@ def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, mon
             node = colocated(source, config(**ROOMY, draft="mtp:4"))
             for batch in node._micro_batches:
                 assert batch._follower is not None
-                batch._follower._drafter.least = least
+                batch._follower.drafter.least = least
             tokens = collect(drive(node, asked))
         routed = node.take_routed()
         return tokens, told, routed.decode_LE.tolist(), routed.prefill_LE.tolist()

@@ -331,7 +331,7 @@ def test_nonsense_is_refused_in_a_line(capsys: pytest.CaptureFixture[str], flags
     assert code == 2 and words in err and err.count("\n") == 1 and out == ""
 
 
-@pytest.mark.parametrize("drafter", ["mtp", "eagle3", "dspark", "ngram"])
+@pytest.mark.parametrize("drafter", ["mtp", "eagle3", "dflash", "dspark", "ngram"])
 def test_a_plan_with_drafts_is_played(capsys: pytest.CaptureFixture[str], drafter: str) -> None:
     """Closed form and simulation agree, and accepted drafts make the played tokens quicker."""
     line = "simulate --model deepseek-v3 --pool h800=16 --context 4096 --tpot 60ms --kind afd --attention-devices 6"
@@ -387,7 +387,11 @@ def test_a_cluster_file_says_how_drafts_are_started(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "cluster.toml"
-    for drafter, words in (("ngram", "Start it with --draft ngram:2"), ("dspark", "has no such drafts")):
+    for drafter, words in (
+        ("ngram", "Start it with --draft ngram:2"),
+        ("dflash", "Start it with --draft dflash:PATH:2"),
+        ("dspark", "has no such drafts"),
+    ):
         line = f"--model nano --pool cpu-host=2 --context 512 --draft {drafter}:2 --acceptance 0.9 --cluster {path}"
         assert call(capsys, line)[0] == 0
         assert words in path.read_text()

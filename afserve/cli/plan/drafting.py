@@ -59,7 +59,7 @@ def _drafter(method: str, shape: ModelShape) -> DrafterCosts:
     if drafter.routed and not shape.mtp_layers:
         raise ConfigError(
             f"--draft {method}: {shape.name} has no MTP layer, by num_nextn_predict_layers of its config.json; draft "
-            "with eagle3, dspark, ngram or suffix",
+            "with eagle3, dflash, dspark, ngram or suffix",
             param="draft",
         )
     return drafter

@@ -64,9 +64,9 @@ class ModelFlags:
     draft: str = option(
         default="off",
         metavar="METHOD[:N]",
-        help="Tokens that are drafted and verified in a step: mtp:3, eagle3:N, dspark:N, ngram:N, suffix:N, "
-        "model:FOLDER:N; mtp: as many as pay in each plan; auto: the model's MTP layer, else eagle3, and as many as "
-        "pay.  [default: off]",
+        help="Tokens that are drafted and verified in a step: mtp:3, eagle3:N, dflash:N, dspark:N, ngram:N, "
+        "suffix:N, model:FOLDER:N; mtp: as many as pay in each plan; auto: the model's MTP layer, else eagle3, and as "
+        "many as pay.  [default: off]",
     )
     acceptance: str | None = option(
         metavar="P|L1,L2,...",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from afserve.clock import Clock
 from afserve.config import EngineConfig
+from afserve.engine.draft.block_loop import BlockLoop
 from afserve.engine.draft.draft_model import DraftModel
-from afserve.engine.draft.layer import draft_layers
+from afserve.engine.draft.layer import DraftLayer, EagleLayer, MtpLayer
 from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.draft.layer_loop import LayerLoop
 from afserve.engine.draft.model_loop import ModelLoop
@@ -14,6 +15,10 @@ from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.runner import PredictorRunner, T
 from afserve.models.decoder import AttentionModel
+from afserve.models.drafters.dflash import DflashHead
+from afserve.models.drafters.eagle import EagleHead
+
+Follower = LayerLoop[T] | BlockLoop[T] | ModelLoop
 
 
 def open_followers(
@@ -26,11 +31,20 @@ def open_followers(
     load: ExpertLoad,
     config: EngineConfig,
     clock: Clock | None,
-) -> Sequence[LayerLoop[T] | ModelLoop | None]:
+) -> Sequence[Follower[T] | None]:
     """One for each runner; None without a drafter. Without a `draft_model` it is a layer of `model`, or the head."""
     if drafter is None:
         return [None] * len(runners)
     if draft_model is not None:
         return [ModelLoop(drafter, draft_model, clock)] * len(runners)
-    layers = draft_layers(model, kv.head, runners)
-    return [LayerLoop(drafter, layer, blocks, load, config.max_model_len) for layer in layers]
+    head, longest = model.head, config.max_model_len
+    if isinstance(head, DflashHead):
+        own = drafter, head, kv.beside, model.ops
+        return [BlockLoop(*own, runner, blocks, longest) for runner in runners]
+    layers: list[DraftLayer[T]] = [
+        EagleLayer(head, kv.beside, model.ops, runner)
+        if isinstance(head, EagleHead)
+        else MtpLayer(model, runner)
+        for runner in runners
+    ]
+    return [LayerLoop(drafter, layer, blocks, load, longest) for layer in layers]

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from afserve.comm.m2n.link_contract import SentTicket
 from afserve.engine.step.runner import PredictorRunner, StepRun, T
+from afserve.kernels.cache import LayerCache
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
 from afserve.models.decoder import AttentionModel
-from afserve.models.eagle import BoundEagle
+from afserve.models.drafters.eagle import EagleHead
 
 T_co = TypeVar("T_co", bound=SentTicket, covariant=True)
 
@@ -60,25 +61,18 @@ class MtpLayer(Generic[T]):
 class EagleLayer(Generic[T]):
     """A head beside the model. It has no experts, so nobody is waited for."""
 
-    def __init__(self, bound: BoundEagle, ops: Ops, runner: PredictorRunner[T]) -> None:
-        self._bound, self._runner, self.ops = bound, runner, ops
-        self.scores, self.target_ids = bound.head.scores, bound.head.target_ids
+    def __init__(
+        self, head: EagleHead, caches: Sequence[LayerCache], ops: Ops, runner: PredictorRunner[T]
+    ) -> None:
+        self._head, self._caches, self._runner, self.ops = head, caches, runner, ops
+        self.scores, self.target_ids = head.scores, head.target_ids
 
     def chain(self) -> None:
         """It runs once for every token."""
 
     def enter(self, x_TH: Tensor) -> Tensor:
-        return self._bound.head.fuse(self._runner.seen_rows())
+        return self._head.fuse(self._runner.seen_rows())
 
     def run_pass(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         yield from ()
-        return self._bound.pass_rows(token_T, hidden_TH, self.ops.bind_batch(paged))
-
-
-def draft_layers(
-    model: AttentionModel, head: BoundEagle | None, runners: Sequence[PredictorRunner[T]]
-) -> Sequence[DraftLayer[T]]:
-    """One for each runner, of a model that was loaded with one."""
-    if head is not None:
-        return [EagleLayer(head, model.ops, runner) for runner in runners]
-    return [MtpLayer(model, runner) for runner in runners]
+        return self._head.pass_rows(token_T, hidden_TH, self._caches, self.ops.bind_batch(paged))

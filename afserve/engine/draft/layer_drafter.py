@@ -50,6 +50,7 @@ class LayerDrafter:
         """No token is drafted beyond a sequence's first `longest`. Where the price says how many are verified, none
         behind what is unlikely, and `trials` say when nothing is drafted at all."""
         self.name, self._choice, self._longest = choice.method.value, choice, longest
+        self.most = choice.most  # tokens of one sequence and step
         self.trials = None if choice.tokens else LayerTrials()
         self.least = 0.0 if choice.tokens else _UNLIKELY  # likelihood of a whole draft that goes on
         self.on_forget: Callable[[Sequence], object] = id
@@ -81,6 +82,9 @@ class LayerDrafter:
                 yield index, length, most
 
     def _wanted(self, order: int, own: int | None) -> int:
+        """Where each token takes a pass; else all that a pass gives: the price says how many are verified."""
+        if self._choice.at_once:
+            return self._choice.most
         _, made, _ = self._made.get(order, (0, (), ()))
         return min(self._choice.most, self._lengths.note(order, own, len(made)))
 

@@ -42,7 +42,8 @@ class _Drafted:
 
 
 class LayerLoop(Generic[T]):
-    """Of one micro-batch: what it runs between the tokens of a step and its end."""
+    """Of one micro-batch: what it runs between the tokens of a step and its end. While its `drafter` is not awake, it
+    does not follow: a sequence that went on without is drafted for a little worse."""
 
     reads_rows = True  # of the whole step
 
@@ -54,15 +55,10 @@ class LayerLoop(Generic[T]):
         load: ExpertLoad,
         longest: int,
     ) -> None:
-        self._drafter, self._layer = drafter, layer
+        self.drafter, self._layer = drafter, layer
         self._blocks, self._load, self._longest = blocks, load, longest
         self._buffers = StepBuffers(device_of(layer.ops.device), longest)
         self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
-
-    @property
-    def awake(self) -> bool:
-        """Whether it has to `follow` the next step. A sequence that went on without is drafted for a little worse."""
-        return self._drafter.awake
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
@@ -114,7 +110,7 @@ class LayerLoop(Generic[T]):
         table_SB = block_tables(tables, size, self._buffers, "grown")
         ends_3S = torch.tensor(ends, dtype=torch.int32)
         paged = replace(paged, block_table_SB=table_SB)
-        made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self._drafter.least, size)
+        made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self.drafter.least, size)
         self._load.predicted(made.expert_RK[: paged.tokens], decodes)
         if len(further_RK := made.expert_RK[paged.tokens :]):
             self._load.predicted(further_RK, len(further_RK))
@@ -122,11 +118,11 @@ class LayerLoop(Generic[T]):
         for one in drafted:
             for token, confidence in zip(tokens[one.chunk], likely[one.chunk], strict=True):
                 if token >= 0:
-                    self._drafter.add(one.sequence, token, confidence)
+                    self.drafter.add(one.sequence, token, confidence)
 
     def _begin(self, plan: StepPlan, step: StepInput, runs: Mapping[int, Many[int]]) -> Iterator[_Drafted]:
         """Those that are drafted for."""
-        for index, length, most in self._drafter.begin_runs(plan, runs):
+        for index, length, most in self.drafter.begin_runs(plan, runs):
             row = step.paged.starts[index] + length - 2 - plan.chunks[index].start
             yield _Drafted(plan.chunks[index].sequence, index, row, length - 2, most)
 
@@ -136,9 +132,9 @@ class LayerLoop(Generic[T]):
             if token < 0:  # experts gave no sum
                 continue
             sequence, position = one.sequence, one.position + 1
-            self._drafter.add(sequence, token, confidence)
+            self.drafter.add(sequence, token, confidence)
             product = one.product * confidence
-            if one.most == 1 or product < self._drafter.least:
+            if one.most == 1 or product < self.drafter.least:
                 continue
             known = position + 1 - sequence.computed
             if self._blocks.grow_spare(sequence, known) == known:

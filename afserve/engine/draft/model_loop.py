@@ -38,15 +38,10 @@ class ModelLoop:
     reads_rows = False
 
     def __init__(self, drafter: LayerDrafter, model: DraftModel, clock: Clock | None = None) -> None:
-        self._drafter, self._model = drafter, model
+        self.drafter, self._model = drafter, model
         self._clock, self._adviser = clock or MonotonicClock(), Adviser("the draft model")
         drafter.on_forget = model.forget
         self.passes = 1  # at most, of those that followed the last step
-
-    @property
-    def awake(self) -> bool:
-        """Whether it has to `follow` the next step. What it misses meanwhile it reads later."""
-        return self._drafter.awake
 
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
@@ -57,7 +52,7 @@ class ModelLoop:
         return x_TH
 
     def _draft(self, plan: StepPlan, runs: Mapping[int, Many[int]]) -> None:
-        most = {index: most for index, _, most in self._drafter.begin_runs(plan, runs)}
+        most = {index: most for index, _, most in self.drafter.begin_runs(plan, runs)}
         self.passes = max(most.values(), default=1)
         live = self._texts(plan, runs, most)
         guesses = self._model.read_on([(one.text, one.most > 0) for one in live])
@@ -65,9 +60,9 @@ class ModelLoop:
             further = list[tuple[_Drafted, int]]()
             for one, (token, chance) in zip(live, guesses, strict=True):
                 if token >= 0:
-                    self._drafter.add(one.sequence, token, chance)
+                    self.drafter.add(one.sequence, token, chance)
                     one.most, one.product = one.most - 1, one.product * chance
-                    if one.most and one.product >= self._drafter.least:
+                    if one.most and one.product >= self.drafter.least:
                         further.append((one, token))
             live = [one for one, _ in further]
             guesses = self._model.guess_on([(one.text, token) for one, token in further])

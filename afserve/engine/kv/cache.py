@@ -74,7 +74,7 @@ class KvBlocks:
 class KvCache:
     """`halves` are the model's attention halves over this memory, `pool` says who holds which block. Blocks are those
     of the first group, with what the others keep of the same tokens; `group_of` has each layer's group. `predicting`
-    is the half of a layer that drafts, `head` one beside the model, whose keys and values are a part of every block:
+    is the half of a layer that drafts, `beside` what a head has, whose keys and values are a part of every block:
     whoever moves blocks knows nothing of it. What it has of a block's last token is by whichever token followed first.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
@@ -120,9 +120,10 @@ class KvCache:
             self._memory = memory = GroupedMemory(groups, keeps, pool, model.ops, dtype)
             self.group_of = memory.group_of
         caches, own = self._memory.layers, len(model.layers)
-        bound = model.bind(caches[: own + len(model.predicting)])
+        end = own + len(model.predicting)
+        bound = model.bind(caches[:end])
         self.halves, self.predicting = bound[:own], bound[own:]
-        self.head = None if model.head is None else model.head.bind(caches[-1])
+        self.beside = caches[end:]
 
     @property
     def block_bytes(self) -> int:

@@ -55,6 +55,7 @@ class StatsByDrafter:
     suffix: DrafterStats = group(DrafterStats(), drafter="suffix")
     mtp: DrafterStats = group(DrafterStats(), drafter="mtp")
     eagle3: DrafterStats = group(DrafterStats(), drafter="eagle3")
+    dflash: DrafterStats = group(DrafterStats(), drafter="dflash")
     model: DrafterStats = group(DrafterStats(), drafter="model")
     forced: DrafterStats = group(DrafterStats(), drafter="forced")
     prediction: DrafterStats = group(DrafterStats(), drafter="prediction")

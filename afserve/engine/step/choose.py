@@ -64,7 +64,7 @@ def _parts(
     model: AttentionModel, kv: KvCache, packed: Sequence[PackedExperts] | None
 ) -> Sequence[LayerRange]:
     """All layers, apart where a head reads rows between them; none where the kernels do not run them so."""
-    behind = () if model.head is None else model.head.spec.behind
+    behind = () if model.head is None else model.head.behind
     cuts = sorted({0, len(model.layers), *behind})
     made = []
     for first, end in pairwise(cuts):

@@ -51,7 +51,7 @@ class LayerRunner(Generic[T]):
         self._spoiled = Spoiled(most_rows, model.ops.device)
         self._late: _Away[T] | None = None
         self._given_before: Mapping[int, str] = {}
-        self.taps = RowTaps(() if model.head is None else model.head.spec.behind)
+        self.taps = RowTaps(() if model.head is None else model.head.behind)
         self.seen_rows = self.taps.seen_rows
 
     def run_step(self, step: StepInput) -> StepRun[T]:

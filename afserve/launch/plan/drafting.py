@@ -10,7 +10,9 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.errors import ConfigError, shown
 from afserve.families.drafters.dense import draft_model_spec
-from afserve.families.drafters.eagle import FROM_TARGET, TO_TARGET, check_tensors, load_eagle
+from afserve.families.drafters.dflash import DflashSpec
+from afserve.families.drafters.heads import FROM_TARGET, TO_TARGET, check_tensors
+from afserve.families.drafters.read import load_head
 from afserve.families.table import naming_of, served_spec
 from afserve.gguf.names import join_of_predictor
 from afserve.models.shards import stored_names, stored_shapes
@@ -29,7 +31,7 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
             return planned_spec(source, replace(draft, method=DraftMethod.SUFFIX))
     spec = served_spec(source, draft)
     if draft.head:
-        check_tensors(draft.head, load_eagle(draft.head, spec), stored_shapes(Path(draft.head)))
+        check_head(draft, spec)
     if draft.model:
         draft_model_spec(draft.model)
         check_same_tokens(source.path, draft.model)
@@ -47,6 +49,18 @@ def planned_spec(source: ModelSource, draft: DraftChoice) -> ModelSpec:
             param="draft",
         )
     return spec
+
+
+def check_head(draft: DraftChoice, spec: ModelSpec) -> None:
+    """Raises CheckpointError or ConfigError where the head is none for this model, or drafts fewer tokens."""
+    head = load_head(draft, spec)
+    check_tensors(draft.head, head, stored_shapes(Path(draft.head)))
+    if isinstance(head, DflashSpec) and (draft.tokens or 0) > head.guesses:
+        raise ConfigError(
+            f"--draft {draft}: of block_size {head.block}: it guesses {head.guesses} tokens at most; write "
+            f"{draft.method}:{draft.folder}:{head.guesses}",
+            param="draft",
+        )
 
 
 def check_same_tokens(served: str, small: str) -> None:
@@ -76,7 +90,7 @@ def bytes_beside(draft: DraftChoice, spec: ModelSpec, element: int) -> int:
     CheckpointError or ConfigError."""
     if draft.model:
         return draft_model_spec(draft.model).kv_bytes_per_token(element)
-    return load_eagle(draft.head, spec).attention.kv_bytes(element) if draft.head else 0
+    return load_head(draft, spec).kv_bytes(element) if draft.head else 0
 
 
 def numbers_beside(draft: DraftChoice) -> int:

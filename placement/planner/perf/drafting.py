@@ -39,6 +39,7 @@ DRAFTERS = {
     for drafter in (
         DrafterCosts("mtp", layers=1, routed=True),
         DrafterCosts("eagle3", layers=1, vocabulary=32000),
+        DrafterCosts("dflash", layers=5, at_once=True),
         DrafterCosts("dspark", layers=5, at_once=True),
         DrafterCosts("ngram"),
         DrafterCosts("suffix"),

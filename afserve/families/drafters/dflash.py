@@ -1,0 +1,181 @@
+"""DFlash heads (block diffusion) as their config.json describes them, in z-lab's form or in speculators'.
+
+A head is a few decoder layers as Qwen3's. Of a token that the model has computed they keep keys and values of what
+`fc` and a norm make of the rows that some of the model's layers gave; behind these stands a block: the newest token,
+and mask tokens that see each other, of which each becomes a guess. Sources: DFlash (arXiv 2602.06036), z-lab's
+dflash/model.py, speculators' models/dflash, and vLLM's qwen3_dflash.py for windows and causal layers.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from afserve.config_json import ConfigFields
+from afserve.config_ranges import LAYER_COUNT
+from afserve.drafts import DRAFT_TOKENS
+from afserve.families.drafters.heads import (
+    HEAD,
+    SOME,
+    HeadSpec,
+    Shape,
+    dense_layer,
+    fitting,
+    layer_fields,
+    open_head,
+    refuse,
+)
+from afserve.families.pattern.family import given
+from afserve.families.reading.layers import FULL, SLIDING, layer_types
+from afserve.spec import ModelSpec
+from afserve.spec_parts import LayerSpec
+
+_READ = ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers", "causal", "swa_window_size")
+_AS_PUBLISHED = {
+    "use_aux_hidden_state": True,
+    "use_swa": False,
+    "attention_sink_bias": False,
+    "attention_mode": "gqa",
+}
+_PLAIN = ("DFlashDraftModel",)
+_MASK = "mask_embedding.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class DflashSpec(HeadSpec):
+    """block        rows of a block: the newest token, then masks
+    mask         the token that stands where nothing is known
+    from_newest  the newest token's row guesses what follows it; else each mask's row guesses the token in its place
+    causal       by layer: whether rows of a block see only those before them
+    """
+
+    method: ClassVar[str] = "dflash"
+    called: ClassVar[str] = "a DFlash head"
+
+    block: int
+    mask: int
+    from_newest: bool
+    causal: tuple[bool, ...]
+
+    @property
+    def guesses(self) -> int:
+        """Tokens that one pass guesses, at most."""
+        return min(self.block - (not self.from_newest), int(DRAFT_TOKENS.high))
+
+    def rows(self, guesses: int) -> int:
+        """Of a block that guesses so many tokens."""
+        return guesses + (not self.from_newest)
+
+    def needed_tensors(self, stems: Collection[str]) -> dict[str, Shape]:
+        return HeadSpec.needed_tensors(self, stems) | {"hidden_norm.weight": (self.hidden,)}
+
+    def further(self) -> dict[str, Shape]:
+        """Without an LM head it takes the target's."""
+        return HeadSpec.further(self) | {HEAD: (self.draft_vocab, self.hidden)}
+
+
+def load_dflash(folder: str, target: ModelSpec) -> DflashSpec:
+    """Of a head for `target`. Raises CheckpointError or ConfigError that name what is wrong, or does not fit."""
+    fields = open_head(folder, DflashSpec)
+    if (Path(folder) / _MASK).exists():
+        raise fields.error(
+            f"beside it stands {_MASK}, and a mask apart from the embedding is not read", "mask_token_id"
+        )
+    found = _of_speculators(fields) if fields.has("speculators_model_type") else _plain(fields, target)
+    if found.mask >= found.vocab_size:
+        refuse(fields, found, f"mask_token_id: {found.mask} is none of the {found.vocab_size} of vocab_size")
+    return fitting(fields, found, target)
+
+
+def _of_speculators(fields: ConfigFields) -> DflashSpec:
+    """Its layers are counted as here: 0 is the embedding."""
+    fields.known_only("speculators_model_type", "dflash")
+    fields.known_only("sliding_window_non_causal", False)
+    inner = fields.inner(fields.section("transformer_layer_config"), "transformer_layer_config")
+    behind = fields.integers("aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
+    if not behind:
+        raise fields.error(
+            "aux_hidden_state_layer_ids: missing: which rows it reads is not known",
+            "aux_hidden_state_layer_ids",
+        )
+    block = fields.integer("block_size", default=8)
+    return _spec(fields, inner, fields, behind, block, fields.flag("sample_from_anchor", False))
+
+
+def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
+    """z-lab names the layers themselves, the first one 0."""
+    named = fields.config.get("architectures")
+    if not isinstance(named, list) or not named or any(one not in _PLAIN for one in named):
+        raise fields.refuse("architectures", f"is no DFlash head that is run; supported: {', '.join(_PLAIN)}")
+    own = fields.inner(fields.section("dflash_config"), "dflash_config")
+    for name in given(own.config):
+        if name not in (*_READ, *_AS_PUBLISHED):
+            raise own.refuse(name, f"is not supported; fields that are read are {', '.join(_READ)}")
+    for name, known in _AS_PUBLISHED.items():
+        own.known_only(name, known)
+    flat = ConfigFields({**given(fields.config), **given(own.config)}, fields.where)
+    if flat.has("num_target_layers") and flat.integer("num_target_layers") != target.layers:
+        raise flat.refuse(
+            "num_target_layers", f"is not the number of layers of {target.family} here, {target.layers}"
+        )
+    ids = flat.integers("target_layer_ids", LAYER_COUNT, SOME) or _usual(flat, target)
+    return _spec(flat, flat, own, tuple(layer + 1 for layer in ids), flat.integer("block_size"), False)
+
+
+def _usual(fields: ConfigFields, target: ModelSpec) -> tuple[int, ...]:
+    """As many as it has layers, from the second to the last but two."""
+    count = fields.integer("num_hidden_layers")
+    if count == 1:
+        return (target.layers // 2,)
+    first, span = 1, target.layers - 4
+    return tuple(max(round(first + at * span / (count - 1)), 0) for at in range(count))
+
+
+def _spec(
+    fields: ConfigFields,
+    inner: ConfigFields,
+    own: ConfigFields,
+    behind: tuple[int, ...],
+    block: int,
+    from_newest: bool,
+) -> DflashSpec:
+    filled = layer_fields(inner, "qwen3")
+    filled.known_only("is_neox_style", True)
+    layers, causal = _layers(filled, own)
+    vocabulary = filled.integer("vocab_size")
+    return DflashSpec(
+        layers,
+        filled.integer("hidden_size"),
+        vocabulary,
+        fields.integer("draft_vocab_size", default=vocabulary),
+        filled.number("rms_norm_eps", default=1e-6),
+        behind,
+        block,
+        fields.integer("mask_token_id"),
+        from_newest,
+        causal,
+    )
+
+
+def _layers(fields: ConfigFields, own: ConfigFields) -> tuple[tuple[LayerSpec, ...], tuple[bool, ...]]:
+    """With whether each is causal: where nothing says so, one with a window is."""
+    layer, count = dense_layer(fields, head_norms=True), fields.integer("num_hidden_layers")
+    windowed = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
+    full = fields.integer("max_window_layers", default=28) if windowed else count
+    otherwise = [FULL if at < full else SLIDING for at in range(count)]
+    types = layer_types(fields, FULL, SLIDING, otherwise=otherwise)
+    window = None
+    if SLIDING in types:
+        window = own.optional("swa_window_size") or fields.integer("sliding_window")
+    said = [
+        part.flag(name, False) for part, name in ((fields, "is_causal"), (own, "causal")) if part.has(name)
+    ]
+    causal = tuple(said[0] if said else kind == SLIDING for kind in types)
+    if any(kind == SLIDING and not one for kind, one in zip(types, causal, strict=True)):
+        raise fields.error(
+            "is_causal, or causal of dflash_config: false is not supported for layers with a window",
+            "is_causal",
+        )
+    windows = [window if kind == SLIDING else None for kind in types]
+    layers = tuple(replace(layer, attention=replace(layer.attention, window=one)) for one in windows)
+    return layers, causal

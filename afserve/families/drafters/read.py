@@ -1,0 +1,19 @@
+"""The head that `--draft` names, as its folder describes it: the one table of kinds of heads."""
+
+from collections.abc import Callable, Mapping
+
+from afserve.drafts import DraftChoice, DraftMethod
+from afserve.families.drafters.dflash import DflashSpec, load_dflash
+from afserve.families.drafters.eagle import EagleSpec, load_eagle
+from afserve.spec import ModelSpec
+
+AnyHead = EagleSpec | DflashSpec
+_READERS: Mapping[DraftMethod, Callable[[str, ModelSpec], AnyHead]] = {
+    DraftMethod.EAGLE3: load_eagle,
+    DraftMethod.DFLASH: load_dflash,
+}
+
+
+def load_head(draft: DraftChoice, target: ModelSpec) -> AnyHead:
+    """Of a `draft` with a `head`. Raises CheckpointError or ConfigError that name what is wrong, or does not fit."""
+    return _READERS[draft.method](draft.head, target)
