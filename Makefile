@@ -42,7 +42,7 @@ else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif
 
-# A sample of all rooms: one case of each test that starts no process and takes less than a third of a second, five drawn examples.
+# A sample of all rooms: one case of each test that starts no process and takes less than a tenth of a second, five drawn examples.
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -n $(QUICK_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 

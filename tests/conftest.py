@@ -157,10 +157,12 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What a test, and the fixtures that it is the first to ask for, draw without a seed of their own does not depend
-    on the tests before it."""
+    on the tests before it; nor does how many threads torch has. Several that wait for each other make small tensors
+    many times slower on a busy machine."""
     random.seed(0)
     if "torch" in sys.modules:  # which begins with a seed of its own that is always the same
         sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -234,17 +236,6 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path.write_text(first + end, encoding="utf-8")
         patch.setenv("SSL_CERT_FILE", str(path))
         yield path
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other make small tensors many times slower on a busy machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -195,6 +195,7 @@ def test_starts_without_torch(module: str) -> None:
     assert out.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_the_python_client_api_starts_without_the_http_server() -> None:
     heavy = {"starlette", "uvicorn", "torch", "afserve.control.controller"}
     code = f"import sys, afserve.doors.llm; print(sorted({heavy!r} & set(sys.modules)))"

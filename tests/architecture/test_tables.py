@@ -16,6 +16,7 @@ def drawn(monkeypatch, section, **found):
     return text.splitlines()
 
 
+@pytest.mark.slow
 def test_phases(monkeypatch):
     cases = [replace(case, warm=0.02, period=0.1) for case in list(phases.cases())[:3]]
     handed = {"experiment": "hand-over", "model": "nano", "tokens": 2048, "runs": 3, "ttft_ms": 10.0}

@@ -37,6 +37,7 @@ def test_blocks_end_with_an_empty_line_outside_of_a_fence():
     assert split(code + "z") == ([code], "z") and split(code[:-5]) == ([], code[:-5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_an_answer_is_rendered_however_it_comes(step, monkeypatch):
     text = "# Title\n\nSome **bold** text.\n\n```py\nx = 1\n\ny = 2\n```\n\n- one\n- two"

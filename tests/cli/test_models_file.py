@@ -94,6 +94,7 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
     assert "none.toml" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_names_and_memory_are_checked_before_anything_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("AFSERVE_MODELS", raising=False)
     assert run(["up", "--models", str(written(tmp_path, TWO.replace('"c"', '"a"')))]) == 2

@@ -67,6 +67,7 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(client_http, "_MOST_ASKED", 0.001)
 
 
+@pytest.mark.slow
 def test_every_line_is_answered_once_however_full_the_server_was(tmp_path):
     once = set()
 

@@ -34,6 +34,7 @@ def test_battery(kind, check):
     check(opener(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery_over_tls(check, issued):
     check(opener("tcp", Credentials("secret", Certificates(issued("attention", "expert")))))

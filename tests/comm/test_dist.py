@@ -230,6 +230,7 @@ def through_the_group(attention, experts, layout):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery_with_every_payload_through_the_group(check):
     check(through_the_group)
@@ -262,6 +263,7 @@ def test_a_late_payload_is_not_taken_for_the_next_one():
     ends.close()
 
 
+@pytest.mark.slow
 @given(
     kind=st.integers(0, 255),
     micro_batch=st.sampled_from([0, 1, 2, 0xFFFF]),

@@ -33,6 +33,7 @@ def wrapper(make_faults):
     return wrap, ends
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), delay=st.integers(0, 5), repeat=st.sampled_from([0.0, 0.5, 1.0]))
 @settings(max_examples=30, deadline=None)
 def test_delayed_repeated_and_reordered_messages_give_the_same_sums(open_cluster, seed, delay, repeat):

@@ -164,6 +164,7 @@ def test_what_a_library_does_not_bring_right_ends_the_pull(opened, library, how,
     assert pulled(here, owner, names).complete
 
 
+@pytest.mark.slow
 def test_slots_come_back_from_a_puller_that_says_nothing_and_from_one_that_has_gone(
     opened, library, monkeypatch
 ):

@@ -190,7 +190,8 @@ def test_reads_end_also_when_a_thread_fails_in_a_way_that_nobody_foresaw(two, mo
     two.until(lambda: not groups())
 
 
-def test_an_end_that_closes_waits_for_nobody(two):
+def test_an_end_that_closes_waits_for_nobody(two, monkeypatch):
+    monkeypatch.setattr(dist_pair, "MEET_SECONDS", 60.0)
     for slot in range(4):
         two.lend(slot, SLOT)
     two.until(lambda: len(two.done) == 4)
@@ -199,7 +200,7 @@ def test_an_end_that_closes_waits_for_nobody(two):
     two.owner.lend(3, 0, SLOT)  # somebody who never meets it
     began = time.monotonic()
     two.close()
-    assert time.monotonic() - began < 1.0 and not groups()
+    assert time.monotonic() - began < 30.0 and not groups()
 
 
 @settings(max_examples=25, deadline=None)

@@ -189,6 +189,7 @@ def test_who_sleeps_in_its_connections_is_woken_by_no_other_thread(far):
         peer = here.wires.dial(there.wires.address)
         here.wires.send(peer, Ack(0, 0, 1))
         there.wait(lambda: there.heard)
+        there.wires.sleep(0.0)  # from now on its connections are its own
         there.news.clear()
         for number in range(1, 50):
             threading.Timer(0.002, here.wires.send, (peer, Ack(number, 0, 1))).start()

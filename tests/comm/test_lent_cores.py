@@ -70,6 +70,7 @@ def test_a_core_that_is_not_lent_takes_no_task():
     assert ops._backend._engine.borrowed == 0
 
 
+@pytest.mark.slow
 def test_no_message_is_missed_while_cores_change_hands():
     """Both ends compute and wait in turns, with pauses of many lengths; every wait but the last is answered."""
     pair, turns, late = Pair(), 200, []

@@ -32,6 +32,7 @@ def placements(draw):
     return Placement(draw(st.integers(0, 5)), nodes, EXPERTS, tuple(layers))
 
 
+@pytest.mark.slow
 @given(placement=placements(), attention=st.integers(1, 3), seed=st.integers(0, 99), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_sums_are_the_oracles(open_cluster, placement, attention, seed, data):

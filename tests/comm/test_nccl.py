@@ -97,6 +97,7 @@ def over_nccl(attention, experts, layout):
     return Ends(fronts, [end for end, _ in pairs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_battery(check):
     check(over_nccl)
@@ -143,6 +144,7 @@ def test_an_expert_node_that_takes_no_first_message_is_named_in_time():
     end.close()
 
 
+@pytest.mark.slow
 def test_an_attention_node_that_does_not_come_is_named_and_holds_up_nobody_else(caplog):
     seconds = [1.0]
     end, address = dist.listen(ListenSpec(0, 2, LAYOUT), way(seconds=seconds))

@@ -168,6 +168,7 @@ def test_the_oldest_of_a_crowd_makes_room(monkeypatch):
         connection.close()
 
 
+@pytest.mark.slow
 def test_large_messages_pass_in_pieces(issued):
     from dataclasses import replace
 

@@ -251,6 +251,7 @@ def test_advice_of_the_membership_ends_nothing(name, monkeypatch, caplog):
 # ---- a gateway's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name"),
     [(Affinity, "pick"), (Affinity, "told"), (Prompts, "source"), (Admission, "sample"), (Moves, "came")],

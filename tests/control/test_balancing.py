@@ -260,6 +260,7 @@ def test_a_placement_that_does_not_fit_is_refused():
     assert balancing._migration.phase is Phase.STEADY
 
 
+@pytest.mark.slow
 def test_what_was_thought_while_something_else_began_is_dropped():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
     balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))
@@ -291,6 +292,7 @@ def two_copies(hosts=(0, 0, 1, 1), spare=0, experts=16):
     return Balancing("m", Migration(start, crew(1, 4)), rules)
 
 
+@pytest.mark.slow
 def test_rebalancing_keeps_copies_apart_and_spare_slots_empty():
     hosts = (0, 0, 1, 1)
     balancing = two_copies(hosts, spare=3)

@@ -249,6 +249,7 @@ def test_strangers_are_refused_and_the_run_goes_on(changes, kind, said):
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_be_told_what_it_is_hears_why(monkeypatch, caplog):
     """It would join again for ever: whoever waits for it would never know."""
 

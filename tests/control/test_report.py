@@ -37,6 +37,7 @@ class Stream(ControlStream):
         return [value for value in self.sent if isinstance(value, kind)]
 
 
+@pytest.mark.slow
 def test_rows_are_neither_lost_nor_doubled_while_heartbeats_go_out(tiny_checkpoint):
     """The heartbeat thread runs as fast as it can beside the steps; it used to fold and clear the steps' own lists."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")

@@ -113,6 +113,7 @@ def test_a_place_is_tried_for_ever_later_each_time_and_at_most_some_minutes_apar
     assert membership.losses.absent() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked", [RestartNodes((expert_node(1),)), Scale(Role.EXPERT, 2)], ids=["restart", "scale"]
 )

@@ -48,6 +48,7 @@ def test_another_thread_begins_anew(hands: Hands) -> None:
     assert hands.pauses == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [16, 20])
 def test_a_search_breathes_and_finds_the_same(slots: int) -> None:
     rng = np.random.default_rng(0)

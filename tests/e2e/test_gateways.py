@@ -98,14 +98,13 @@ def test_what_the_controller_knows_is_asked_of_it(up, tmp_path):
 def test_a_stop_lets_streams_end_and_a_second_one_tells_them(up):
     server = up("--gateways", "2")
     reader = Stream(server.url).begun()
-    began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     server.process.send_signal(signal.SIGINT)
     code, _ = server.wait()
     reader.join(30)
-    assert code == 130 and time.monotonic() - began < 8
-    assert "stopped" in reader.error
+    assert code == 130
+    assert "stopped" in reader.error, "its end was not waited for"
 
 
 @pytest.mark.alone

@@ -105,6 +105,7 @@ def test_it_takes_no_place_and_no_turn():
     assert not s._shares.given("a")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     arrivals=st.lists(

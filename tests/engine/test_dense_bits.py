@@ -70,6 +70,7 @@ def by_head(weight: Tensor, heads: int, nope: int, rounded) -> Tensor:
     return torch.stack(made).view(weight.shape).to(weight.dtype).contiguous()
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("kept", ["int8", "int4"])

@@ -93,6 +93,7 @@ def test_preemption(name, devices, caching, source_of, expected):
     assert node.stats().preemptions > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "v3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_does_not_depend_on_its_batch(name, dtype, source_of):
@@ -121,6 +122,7 @@ def test_parts_are_added_in_the_order_of_devices():
     assert torch.equal(add_in_order([part[2:3] for part in parts]), wanted[2:3])
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize(

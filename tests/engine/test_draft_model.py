@@ -203,6 +203,7 @@ def test_who_does_not_want_drafts_is_not_read(tiny_checkpoint, small, models):
     assert not models[0]._texts and not node.stats().drafts.tokens
 
 
+@pytest.mark.slow
 def test_salts_share_no_text(tiny_checkpoint, small, models):
     """Whether a beginning is found is a matter of time, and nobody measures others' texts by it."""
     node = colocated(
@@ -231,6 +232,7 @@ def test_salts_share_no_text(tiny_checkpoint, small, models):
     assert found == [(32, 0)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "drafts"),
     [("a token beyond its vocabulary", 0), ("a number that is not finite", 0), ("an error", 0)],

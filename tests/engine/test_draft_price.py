@@ -176,6 +176,7 @@ def taught(rng: random.Random, per_row: float) -> AdaptivePrice:
     return price
 
 
+@pytest.mark.slow
 def test_where_nothing_pays_little_time_goes_into_trying():
     rng = random.Random(0)
     price = taught(rng, 1e-3)  # rows are as dear as a step
@@ -192,6 +193,7 @@ def test_where_nothing_pays_little_time_goes_into_trying():
     assert drafted < 1.02 * plain
 
 
+@pytest.mark.slow
 def test_all_sequences_that_rest_are_tried_in_turn():
     price = taught(random.Random(0), 1e-3)
     found = set()

@@ -43,6 +43,7 @@ def test_a_text_that_is_always_right_gives_what_is_drafted(routing):
         assert played.tokens_s == pytest.approx(6.0 * (1 + length))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [DEAR_WEIGHTS, DEAR_ROWS], ids=lambda stages: stages.name)
 @pytest.mark.parametrize("sequences", [1, 4, 32])
 @pytest.mark.parametrize("acceptance", ["0.2", "0.9"])
@@ -56,6 +57,7 @@ def test_the_price_is_near_the_best_length_of_each_mix(stages, sequences, accept
     assert deployment.play(prices, 120).tokens_s > 0.95 * max(fixed)
 
 
+@pytest.mark.slow
 def test_what_is_taken_out_to_see_what_no_drafts_cost_is_there(tmp_path):
     """Once each, and what is left is still a program."""
     package(tmp_path, without=True)

@@ -37,6 +37,7 @@ def told(alone, asked, monkeypatch):
     tell_nodes(monkeypatch, texts)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_too_small(source, asked, alone):
     node = colocated(source, config(kv_blocks=26, **SMALL))
     assert collect(drive(node, asked)) == alone
@@ -55,6 +56,7 @@ def test_states_at_the_ends_of_blocks_are_those_of_confirmed_tokens(source, aske
         assert event.cached_tokens == (len(text) - 1) // 8 * 8
 
 
+@pytest.mark.slow
 def test_two_by_three_in_two_micro_batches(source, asked, alone):
     cluster = LocalCluster.build(source, config(micro_batches=2, **SMALL), attention=2, experts=3)
     assert collect(cluster.run(asked)) == alone

@@ -25,8 +25,6 @@ from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.families import tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NEW, VOCAB = 20, 211
 RIGHT = (0.0, 0.3, 0.7, 1.0)
 PLACES = ("colocated", "1x1", "2x3", "prefill and decode")

@@ -21,6 +21,7 @@ from tests.engine.local_cluster import LocalCluster
 COPYING = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["ngram:4", "suffix:4"])
 @pytest.mark.parametrize("name", ["v3", "qwen3"])
 def test_what_repeats_is_answered_in_fewer_steps_with_the_same_tokens(name, draft, tiny_checkpoint):
@@ -47,6 +48,7 @@ def two_copies() -> Any:
     return requests([tuple([5, 9, 17, 33, 40, 21] * 6), tuple([7, 8, 9, 10] * 9)], COPYING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "auto"])
 def test_what_is_worth_its_rows_is_measured_and_the_tokens_are_the_same(method, tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
@@ -60,6 +62,7 @@ def test_what_is_worth_its_rows_is_measured_and_the_tokens_are_the_same(method, 
     assert not price.acceptance._trends and not price._resting, "nothing is kept of those that have ended"
 
 
+@pytest.mark.slow
 def test_nodes_that_share_the_experts_know_of_each_others_rows(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
     asked = [*two_copies(), *(replace(request, handle=2 + request.handle) for request in two_copies())]
@@ -78,6 +81,7 @@ def test_nodes_that_share_the_experts_know_of_each_others_rows(tiny_checkpoint):
     assert all(0.0 < rows < 64.0 for rows in most), "each had the other's in its calls"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["lengths", "confirmed", "step_measured"])
 def test_a_price_that_fails_is_logged_once_and_rests(broken, tiny_checkpoint, monkeypatch, caplog):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
@@ -120,6 +124,7 @@ def test_what_was_answered_before_is_answered_in_fewer_steps(tiny_checkpoint):
     assert node.stats().steps - first < 16 < first
 
 
+@pytest.mark.slow
 def test_what_a_grammar_forces_is_drafted():
     """Of the bundled model: names of a schema are tokens that it need not think about."""
     source = ModelSource("configs/nano", "nano")

@@ -63,6 +63,7 @@ def test_error_of_rounded_experts_is_measured(tiny_checkpoint):
     assert 0 < eight < 0.02 < four < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int8_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")

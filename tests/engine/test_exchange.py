@@ -107,6 +107,7 @@ def calls(monkeypatch):
     return stopped
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -125,6 +126,7 @@ def test_steps_in_one_call_give_the_colocated_tokens(name, dtype, experts, tiny_
     assert layers * (stats.steps - 1) <= messages <= stats.dispatches * experts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "experts"), [("v3", 1), ("v3", 2), ("dsa", 2)])
 def test_a_layer_whose_sums_are_late_goes_on_in_python(
     name, experts, tiny_checkpoint, world, calls, monkeypatch
@@ -177,6 +179,7 @@ def test_a_trace_and_another_busy_micro_batch_go_layer_by_layer(tiny_checkpoint,
     assert both < 64 < len(calls) + 2, "one sequence leaves the other micro-batch idle"
 
 
+@pytest.mark.slow
 def test_a_placement_that_is_adopted_is_the_next_steps(tiny_checkpoint, world, calls):
     """Its epoch is in every message from then on, so an expert node that does not know it refuses."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")

@@ -87,6 +87,7 @@ def test_in_every_topology(name, topology, tiny_checkpoint, expected):
     assert collect(cluster.run(ASKED)) == first_of(expected(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["fp8", "w4a16"])
 def test_quantised_checkpoints_too(form, tiny_checkpoint, fp8_folder, tmp_path):
     source = ModelSource(str(fp8_folder), "fp8")
@@ -233,6 +234,7 @@ def test_what_is_counted(tiny_checkpoint):
     bank.close()
 
 
+@pytest.mark.slow
 def test_the_next_layers_experts_are_read_ahead_where_guesses_are_right():
     """Of a model that was trained: rows change little from layer to layer."""
     source = ModelSource(str(CONFIGS / "nano"), "nano")

@@ -258,6 +258,7 @@ def test_who_comes_and_goes_gets_no_more_than_who_always_waits(clients, share):
         assert ahead <= 2 * BUDGET
 
 
+@pytest.mark.slow
 def test_short_prompts_one_at_a_time_pay_for_those_before():
     """A tenant without open requests was forgotten, and with it what it had been given: every other step was its."""
     asked = Asked(scheduler())

@@ -12,6 +12,7 @@ from tests.engine.driving import config, drive, prompts, requests
 NATIVE = sorted({*TINY} - {"qwen3-next"})  # tests/families says what runs in PyTorch there: a gate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NATIVE)
 def test_no_op_of_a_model_falls_back(name, dtype, tiny_checkpoint):

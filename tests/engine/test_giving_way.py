@@ -157,6 +157,7 @@ def test_a_sequence_makes_tokens_between_leaving(events, places, micro_batches):
     assert node.made.preemptions == sum(node.gave.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     places=PLACES,
@@ -253,6 +254,7 @@ def test_tokens_of_long_answers_follow_the_shares_where_blocks_are_few():
     assert computed < 5 * sum(node.said.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(EVENTS, PLACES, st.integers(1, 2), st.integers(24, 120))
 def test_with_one_tenant_every_step_is_what_it_was(events, places, micro_batches, blocks):
@@ -266,6 +268,7 @@ def test_with_one_tenant_every_step_is_what_it_was(events, places, micro_batches
     assert node.plans == plain.plans
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(EVENTS)
 def test_with_places_and_room_for_all_nobody_leaves(events):
@@ -302,6 +305,7 @@ def test_the_lowest_priority_leaves_first_then_the_least_to_compute_again():
     assert left == [[1, 0, 0], [1, 0, 1]]
 
 
+@pytest.mark.slow
 def test_what_a_preemption_took_counts_once():
     """Else a tenant would pay with its share for having made room."""
     node = Node.of(max_sequences=1, prefix_caching=False)
@@ -317,6 +321,7 @@ def test_what_a_preemption_took_counts_once():
     assert abs(node.made._shares.given("a") - given - (node.said["a"] - said)) <= 2
 
 
+@pytest.mark.slow
 def test_one_leaves_at_a_time():
     node = Node.of(max_sequences=8)
     for _ in range(300):

@@ -100,6 +100,7 @@ def test_an_answer_follows_its_schema(nano, tokenizer, temperature):
         assert isinstance(said["name"], str) and all(1 <= size <= 99 for size in said["sizes"])
 
 
+@pytest.mark.slow
 def test_other_requests_do_not_notice(nano, tokenizer):
     prompt = tokenizer.encode("def add(x, y):")
     plain = GenerationRequest(0, tuple(prompt), SamplingParams(max_tokens=24, temperature=0.0))
@@ -109,6 +110,7 @@ def test_other_requests_do_not_notice(nano, tokenizer):
     assert tokenizer.decode(both[1]) in ("yes", "no")
 
 
+@pytest.mark.slow
 def test_the_best_token_is_taken_where_it_is_allowed(nano, tokenizer):
     """A grammar that allows everything changes nothing."""
     prompt = tokenizer.encode("def add(x, y):")
@@ -134,6 +136,7 @@ def test_it_is_the_same_after_preemption_and_on_another_node(nano, tokenizer):
     assert run(nano(), moved)[0] == {i: ids[11:] for i, ids in roomy.items()}
 
 
+@pytest.mark.slow
 def test_tokens_that_do_not_follow_it_end_the_request(nano, tokenizer):
     tokens, last = run(
         nano(), [ask(0, [5, 6, 7], of_choice(["yes"]), generated=tuple(tokenizer.encode("no")))]

@@ -121,6 +121,7 @@ def test_ordinary_patterns_are_taken_and_followed(compiler, pattern):
             follows_to_its_end(compiler, grammar, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", BETWEEN, ids=range(len(BETWEEN)))
 def test_what_is_taken_is_followed(compiler, pattern):
     for made in (
@@ -138,6 +139,7 @@ def test_grammars_that_cannot_be_followed(compiler, grammar):
     assert told_well(check(compiler, lambda param: of_lark(grammar, param)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [

@@ -20,8 +20,6 @@ from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 from tests.engine.scripted_kv import ScriptedEngine, ScriptedWire
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ASKED = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
 DRAWN = SamplingParams(max_tokens=16, temperature=0.9, seed=5, ignore_eos=True)
 LENGTHS = (5, 41, 120, 150)
@@ -54,6 +52,7 @@ def phased(path, name, prefill, decode, experts, **fields):
     return Phased(cluster, prefill, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2), (1, 2, 3)])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -74,6 +73,7 @@ def test_tokens_are_those_of_the_colocated_engine(name, shape, tiny_checkpoint, 
     assert not sum(one.handed_short for one in stats)
 
 
+@pytest.mark.slow
 def test_what_the_prefill_node_had_in_its_cache_was_cached(tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 2, 1)
     (prefill,), asked = world.prefilling, requests(prompts(LENGTHS), ASKED)
@@ -91,6 +91,7 @@ def follow_up(world, handle, asked, most=30):
     return replace(asked, handle=handle, prompt_ids=asked.prompt_ids + tuple(world.said[asked.handle]) + more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
     anew, tiny_checkpoint, alone, monkeypatch
@@ -145,6 +146,7 @@ def test_a_fetch_may_be_interrupted(what, rounds, tiny_checkpoint, monkeypatch):
         assert world.said[9] == [token for event in drive(node, [after]) for token in event.token_ids]
 
 
+@pytest.mark.slow
 def test_a_token_that_was_found_is_counted_once(tiny_checkpoint):
     """By the node that decodes, wherever it was."""
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 2, 1)
@@ -194,6 +196,7 @@ def test_a_prompt_begins_in_the_turn_that_hears_of_it(tiny_checkpoint):
     assert prefill.node.busy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_faulty_wires_cost_no_token(seed, tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("v3"), "v3", 2, 1, 1, seed=seed, faulty=0.3)
@@ -213,6 +216,7 @@ def test_nodes_with_little_memory_wait_and_preempt(tiny_checkpoint, alone):
     assert world.said == alone("qwen3", ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 4, 9])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_either_side_may_be_lost_in_the_middle(side, after, tiny_checkpoint, alone):

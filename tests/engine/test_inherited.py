@@ -11,7 +11,6 @@ from afserve.engine.kv.kept_keys import KeptKeys
 from tests.engine.driving import collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LIMIT = 1 << 20
 
 
@@ -44,6 +43,7 @@ def heir(one, said):
     return Inheritance(one.disk.store, LIMIT, begun, *parts), clock
 
 
+@pytest.mark.slow
 def test_blocks_of_a_node_that_ended_are_found_by_another_of_its_host(nodes, expected):
     gone, stays = nodes(), nodes()
     assert gone.disk.store.folder != stays.disk.store.folder

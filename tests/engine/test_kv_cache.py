@@ -17,8 +17,6 @@ from afserve.kernels.cache import LayerShape
 from afserve.kernels.ops import open_ops
 from tests.engine.driving import FAMILIES, GREEDY, NEW, collect, config, drive, prompts, requests
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KEPT = [("native", 8), ("native", 16), ("torch", 8)]  # natively blocks of 16 are in tiles, those of 8 in rows
 HAND_OVERS = [("native", "torch", 1), ("torch", "native", 17), ("native", "native", 40)]
 

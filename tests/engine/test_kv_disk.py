@@ -11,8 +11,6 @@ from afserve.engine.scheduling.request import GenerationRequest
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True, params=["one pass", "in place", "by copies"])
 def placed(request, monkeypatch):

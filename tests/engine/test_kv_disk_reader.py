@@ -14,7 +14,7 @@ from tests.comm.readers import KINDS, command_of
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import Node, rest_of
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.process
 WAY = Way(queue=ReadQueue(2, 4096, 4))
 
 

@@ -16,8 +16,6 @@ from tests.comm.kv_world import Wires, World
 from tests.engine.driving import FAMILIES, GREEDY, NEW, config, prompts
 from tests.engine.local_cluster import LocalCluster
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @dataclass
 class End:

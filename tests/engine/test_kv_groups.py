@@ -18,8 +18,6 @@ from tests.engine.test_kv_exchange import Pair
 from tests.engine.tiered import Node
 from tests.engine.told_drafts import tell_nodes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LENGTHS = (5, 41, 90, 120)
 ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 SMALL = {"max_batch_tokens": 32, "prefill_tokens": 32, "kv_blocks": 64}

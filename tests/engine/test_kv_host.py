@@ -11,8 +11,6 @@ from afserve.engine.kv.host import HostArena
 from tests.engine.driving import FAMILIES, collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node, rest_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True, params=["native", "python"])
 def one_pass(request, monkeypatch):

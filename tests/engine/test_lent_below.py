@@ -16,8 +16,6 @@ from tests.comm.kv_world import Wires, World
 from tests.engine.driving import collect, prompts, requests
 from tests.engine.tiered import PATIENCE, Node
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @dataclass
 class End:

@@ -14,8 +14,6 @@ from tests.engine.driving import FAMILIES, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ASKED = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 70, 141, 180)
 SMALL = {"max_batch_tokens": 32, "prefill_tokens": 32, "kv_blocks": 64}

@@ -15,11 +15,6 @@ from tests.families.tiny import ALL, build, model_and_config
 NEW = 24
 
 
-@pytest.fixture(scope="module", autouse=True)
-def all_on_one_thread(one_thread):
-    """Every test of this room."""
-
-
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     made = {}

@@ -21,6 +21,7 @@ def asked():
     return requests(prompts(), GREEDY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_logits_of_a_prompt_in_chunks(name, checkpoint, truth):
     prompt = prompts()[2]
@@ -61,6 +62,7 @@ def test_preemption(name, checkpoint, continued):
     cluster.attention[0].check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_a_move_between_nodes(name, checkpoint, continued):
     """A request goes on at another attention node with the tokens that it has so far, and nobody can tell."""

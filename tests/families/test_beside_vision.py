@@ -67,6 +67,7 @@ def test_step3p7(name, tmp_path):
     check(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_qwen3_vl(tmp_path):
     """As it is published: experts' matrices have inputs first."""
     import transformers

@@ -59,6 +59,7 @@ def refused(folder, stored, name, how):
     assert "\n" not in said and name.rsplit(".", 1)[0] in said, f"{name} {how}: {said}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_tensor_that_does_not_fit_is_named(name, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint(name), tmp_path / "model")

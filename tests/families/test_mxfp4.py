@@ -49,6 +49,7 @@ def folders(checkpoint, tmp_path):
     return tmp_path / "few", tmp_path / "plain"
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_same_values(folders):
     few, plain = (ModelSource(str(folder), "gptoss") for folder in folders)
     asked = requests(prompts())

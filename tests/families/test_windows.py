@@ -1,6 +1,8 @@
 """gpt-oss with the blocks that `afserve up` gives the layers with windows: the tokens of a cache that keeps everything,
 in steps of one native call, with prefixes found again and sequences thrown out of a small cache."""
 
+import pytest
+
 from afserve.config import ModelSource
 from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.groups import groups_of
@@ -12,6 +14,7 @@ ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 LENGTHS = (5, 41, 90, 120)
 
 
+@pytest.mark.slow
 def test_layers_with_windows_have_blocks_of_their_own(checkpoint, monkeypatch):
     source = ModelSource(str(checkpoint("gptoss")), "gptoss")
     asked = [GenerationRequest(i, prompt, ASKED) for i, prompt in enumerate(prompts(LENGTHS))]

@@ -25,6 +25,7 @@ def test_any_recording(node, began, ended, drawn):
     assert Recording.unpack(sent.pack()) == sent
 
 
+@pytest.mark.slow
 def test_the_latest_slices_go_where_there_are_too_many_and_the_end_says_so():
     sent = Recording("n", 0.0, 9.0, [("t", "x", i / 1e3, (i + 1) / 1e3, {}) for i in range(MOST_SLICES + 9)])
     got = Recording.unpack(sent.pack())

@@ -11,6 +11,7 @@ from afserve.kernels.reference_routed import sums_by_choice, sums_by_slot
 from tests.kernels.steps import AT_LOAD, META, Called, Decode, NoReadBack, empty, every_op, meta_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 70])
 def test_every_op_runs_without_a_value_to_read(queries: int) -> None:
     ops = Called(Reference(META), META)

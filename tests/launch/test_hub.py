@@ -242,6 +242,7 @@ def test_the_cache_is_the_one_that_hugging_face_s_tools_have(shards, cache):
     assert os.path.samefile(found, folder)
 
 
+@pytest.mark.slow
 def test_pull_and_then_a_run_finds_it(tmp_path, monkeypatch, capsys):
     nano = Repository({path.name: path.read_bytes() for path in NANO.iterdir() if path.is_file()})
     with pytest.raises(ConfigError, match="afserve pull owner/tiny"):

@@ -100,6 +100,7 @@ def test_a_misspelled_key_would_be_seen(file: Path) -> None:
         validate.validate(one, MINORS[0], strict=True)
 
 
+@pytest.mark.slow
 def test_every_pod_is_without_privilege(file: Path) -> None:
     found = pods(objects(file))
     assert found.keys() == {"controller", "attention", "expert", "gateway"}
@@ -151,6 +152,7 @@ def test_ray_s_head_starts_nodes_where_their_role_is(file: Path) -> None:
     assert groups["expert"]["rayStartParams"]["resources"] == '"{\\"afserve_expert\\": 1}"'
 
 
+@pytest.mark.slow
 def test_a_folder_is_a_kustomize_base(file: Path, tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="afserve[render] has PyYAML")
     out = tmp_path / "base"
@@ -231,6 +233,7 @@ def test_yaml_is_written_where_there_is_pyyaml() -> None:
     assert importlib.util.find_spec("yaml") is not None, "afserve[test] has it"
 
 
+@pytest.mark.slow
 def test_a_controller_that_asks_for_nodes_has_the_rights_to_and_no_more(file: Path) -> None:
     extra = ("--nodes-from=kubernetes", "--pilot", "act")
     layout = layout_of(read_cluster(file, placeholders=True), Sizes(cpus=2, memory=3), extra=extra)

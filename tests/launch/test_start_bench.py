@@ -34,6 +34,7 @@ def test_memory_of_a_child_is_seen_and_kept_after_its_end():
     assert memory_of(child.pid) is None
 
 
+@pytest.mark.slow
 def test_every_byte_that_was_asked_for_is_read(tmp_path, monkeypatch):
     files = [tmp_path / name for name in ("one", "two")]
     for path in files:

@@ -38,6 +38,7 @@ def broken_pipe():
     return writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("where", ["full", "pipe"])
 def test_nothing_fails_where_nothing_can_be_written(where, at_once):

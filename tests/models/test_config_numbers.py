@@ -286,6 +286,7 @@ COMMONLY = {
 }
 
 
+@pytest.mark.slow
 def test_the_configs_are_good(tmp_path):
     for family, config in CONFIGS.items():
         spec = load(tmp_path, {"model_type": family, **config})
@@ -294,6 +295,7 @@ def test_the_configs_are_good(tmp_path):
         assert load_model(str(tmp_path)).experts.layers == spec.moe_layers, family
 
 
+@pytest.mark.slow
 def test_families_that_only_the_planner_knows(tmp_path):
     unread = set()
     for family, config in CONFIGS.items():

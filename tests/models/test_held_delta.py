@@ -15,6 +15,7 @@ from tests.kernels.test_delta import EVERY, backend, batch_of, joined, layer_of,
 SPAN = st.tuples(st.integers(1, 12), st.integers(0, 9), st.integers(0, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @EVERY
 @given(

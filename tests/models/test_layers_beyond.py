@@ -51,6 +51,7 @@ def test_with_random_weights_the_first_layers_may_be_asked_for(tiny_checkpoint, 
         assert len(node.kv._memory.layers) == wanted
 
 
+@pytest.mark.slow
 def test_a_module_that_predicts_tokens_is_no_layer(tmp_path):
     """nano has one behind its five layers, and says so."""
     colocated(ModelSource(str(CONFIGS / "nano"), "nano"), config())

@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_it_serves_and_experts_stay_in_4_bits(folder):
     source = ModelSource(str(folder), "int4")
     spec = spec_of(source)

@@ -40,6 +40,7 @@ def test_folder_is_at_most_16_mb() -> None:
     assert sum(file.stat().st_size for file in NANO.iterdir()) <= 16_000_000
 
 
+@pytest.mark.slow
 def test_transformers_finds_every_tensor_and_leaves_only_the_mtp_module() -> None:
     _, info = AutoModelForCausalLM.from_pretrained(NANO, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"]

@@ -41,6 +41,7 @@ def intact(placement: Placement, problem: Problem) -> None:
                 assert set(row) <= {FREE}
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_every_wish_gives_a_valid_placement(data):
@@ -91,6 +92,7 @@ def test_what_is_balanced_is_not_worth_moving():
     assert "not worth moving" in found.certificate.reason
 
 
+@pytest.mark.slow
 def test_a_price_decides_between_moving_and_staying():
     nodes = Nodes.even(5, 25)
     current = balance(Problem(loads(1), nodes)).placement()

@@ -109,6 +109,7 @@ def test_a_core_at_a_thousandth_of_the_host_is_met_where_it_was_not_measured(tmp
         assert float(times.moe_layers[0]) / shape.layers == pytest.approx(1e-6 * took, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_step_carries_its_head_its_own_work_and_the_control_plane() -> None:
     alone = fitted(*per_request("step", lambda n: 5e-2 + 1e-3 * n))
     served = fitted(
@@ -158,6 +159,7 @@ def served_steps() -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.slow
 def test_halves_that_share_caches_are_met_together() -> None:
     """Whole engine steps take 0.2 ms a layer longer than their halves: colocated that counts, apart it does not."""
     one, requests = np.ones(1), np.array([float(n) for n in REQUESTS])
@@ -192,6 +194,7 @@ def in_one_call(share: float) -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.slow
 def test_colocated_steps_are_one_call_and_others_are_not() -> None:
     """Halves take four fifths of what they take one by one."""
     one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])
@@ -220,6 +223,7 @@ def test_a_step_in_one_call_of_nothing_is_refused(row: dict[str, object]) -> Non
         fitted(in_one_call(1.0)[0] | row)
 
 
+@pytest.mark.slow
 def test_served_runs_say_what_stages_leave_out() -> None:
     """Runs take a fifth longer than their stages: so do all plans of the kind, and no others."""
     one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])
@@ -261,6 +265,7 @@ def test_a_ratio_is_as_flat_as_noise_allows() -> None:
     assert steep[512] / steep[1] == pytest.approx(2.0 ** (0.2 * 9), rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_no_roofline_says_is_kept_by_rows() -> None:
     """Beyond 32 requests everything takes half as long again."""
     rows = [json.loads(line) for line in lines()]
@@ -275,6 +280,7 @@ def test_what_no_roofline_says_is_kept_by_rows() -> None:
         assert found == pytest.approx(longer * attention_seconds(requests, 96), rel=0.1)
 
 
+@pytest.mark.slow
 def test_kernels_and_the_link_add_up_to_the_exchange() -> None:
     kernels: list[dict[str, object]] = [
         {"part": "kernel", "requests": n, "peers": peers, "seconds": kernel_seconds(n, peers)}

@@ -39,6 +39,7 @@ def pools(draw):
     return Nodes(tuple(slots), group=rack, host=host), experts, copies
 
 
+@pytest.mark.slow
 @given(pools(), st.integers(0, 2**31), st.integers(1, 2), st.data())
 @settings(max_examples=150, deadline=None)
 def test_copies_stand_apart_from_nothing_and_from_any_placement(pool, seed, count, data):

@@ -50,6 +50,7 @@ def found() -> Evidence:
     return evidence(rows_at(TRUE), load_curves("h200"))
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_what_the_planner_says() -> None:
     rates = np.array([getattr(TRUE, name) for name in PARTS])
     assert (found().parts * rates).sum(axis=1) == pytest.approx(found().tpot, rel=1e-9)

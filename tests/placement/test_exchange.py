@@ -36,6 +36,7 @@ def test_every_expert_stays_placed_once_and_the_budget_holds(
         before = fullest(found, load_LE)
 
 
+@pytest.mark.slow
 def test_small_budgets_are_spent_as_well_as_exhaustive_search_would() -> None:
     nodes, width = 3, 2
     gaps = []

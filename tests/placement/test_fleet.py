@@ -30,6 +30,7 @@ def answer_of(capsys: pytest.CaptureFixture[str], line: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_devices_follow_the_hours_and_the_steady_part_is_reserved(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_devices_follow_the_hours_and_the_steady_part_is_reserved(
     assert found["usd"] < found["usd_all_on_demand"] == pytest.approx(bill["device_hours"] * 0.8, abs=0.02)
 
 
+@pytest.mark.slow
 def test_energy_counts_hosts_and_the_building(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = day_file(tmp_path, [50.0] * 24)
     plain = answer_of(capsys, f"{SMALL} --load {file}")
@@ -61,6 +63,7 @@ def test_energy_counts_hosts_and_the_building(capsys: pytest.CaptureFixture[str]
     assert more["joules_per_token"] == pytest.approx(more["kwh"] * 3.6e6 / (50 * 3600 * 24 * 200), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_growth_says_when_to_buy(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer_of(capsys, f"{SMALL} --rate 200 --growth 1,1,3 --months 4")
     peaks = [month["devices"][0]["peak"] for month in found["months"]]
@@ -73,6 +76,7 @@ def test_growth_says_when_to_buy(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_classes_share_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One has its peak by day and one by night: together they take less than two pools."""
     day_file(tmp_path, [200.0] * 12 + [2.0] * 12)

@@ -198,6 +198,7 @@ def test_what_a_loss_costs_a_plan() -> None:
     assert again_second(asked, plan) > 0
 
 
+@pytest.mark.slow
 def test_a_colocated_device_takes_its_experts_with_it() -> None:
     asked, plan = planned("colocated")
     (role,) = roles_of(asked, plan, RecoveryTimes())
@@ -297,6 +298,7 @@ def test_several_instances_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["ttft_ms"]["p50"] < 1.5 * values["undisturbed"]["ttft_ms"]["p50"], "the others go on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -94,6 +94,7 @@ def test_lengths(capsys, option, other, form):
         named(capsys, [*PLAN, option, form.format(value), other, "100"], option)
 
 
+@pytest.mark.slow
 def test_pools(capsys):
     for value in VALUES:
         said = named(capsys, ["plan", "--model", "mixtral-8x7b", "--pool", f"h800={value}"], "--pool")

@@ -72,6 +72,7 @@ def test_fewer_cores_take_longer_and_a_core_each_is_the_closed_form(
     assert one > 1.4 * two
 
 
+@pytest.mark.slow
 def test_an_idle_node_makes_every_call_longer(tmp_path: Path) -> None:
     """By what it cost one request, 0.1 ms in each layer; busy nodes with a core each are not touched."""
     plain, layers = machine(calibration(tmp_path), 2), load_model("nano").experts.layers
@@ -121,6 +122,7 @@ SLOW_WAY: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_step_in_one_call_has_stages_of_its_own(tmp_path: Path) -> None:
     """One micro-batch of one attention node: half the attention, and 4 us a layer in place of 160."""
     layers = load_model("nano").experts.layers
@@ -176,6 +178,7 @@ def test_runs_of_steps_in_one_call_say_nothing_of_others(tmp_path: Path) -> None
     assert only.tpot(one, 96) / plain.tpot(one, 96) == pytest.approx(1.5, rel=0.02), "of the nearest kind"
 
 
+@pytest.mark.slow
 def test_stages_beside_a_busy_core_are_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     beside = [
         {"part": "beside", "stage": stage, "alone": 1e-4, "seconds": 1.5e-4}
@@ -202,6 +205,7 @@ def test_the_plan_says_so_and_counts_the_requests_in_flight(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -223,6 +227,7 @@ def test_what_is_not_played_is_refused(
     assert words in printed.err and printed.err.count("\n") == 1 and printed.out == ""
 
 
+@pytest.mark.slow
 def test_prompts_are_not_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ASKED.replace("--context 96", "--input 64 --output 64")
     assert run([*line.split(), *LAYOUT.split(), "--engine", str(calibration(tmp_path))]) == 2

@@ -147,6 +147,7 @@ def test_wishes_on_the_command_line(counts):
     assert run("--counts", counts, "--nodes", 4, "--memory", 9)[0] == 0
 
 
+@pytest.mark.slow
 def test_the_heat_map_is_written(counts, tmp_path):
     pytest.importorskip("matplotlib")
     target = tmp_path / "heat.png"

@@ -26,6 +26,7 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
+@pytest.mark.slow
 def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {SMALL}")
     assert code == 0
@@ -35,6 +36,7 @@ def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "AFD" in out
 
 
+@pytest.mark.slow
 def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {SMALL} --json")
     values = json.loads(out)
@@ -75,6 +77,7 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert tomllib.loads(cluster.read_text())["model"]["name"] == "qwen3-30b-a3b"
 
 
+@pytest.mark.slow
 def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     root = Path(__file__).parents[2] / "configs"
     config = tomllib.loads((root / "models/qwen3-30b-a3b.toml").read_text())["config"]
@@ -195,6 +198,7 @@ def test_malformed_model_files(
     assert words in err
 
 
+@pytest.mark.slow
 def test_the_bundled_model_on_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan --model nano --pool cpu-host=3 --precision bf16 --context 128")
     assert code == 0
@@ -203,6 +207,7 @@ def test_the_bundled_model_on_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "+-100%" in out
 
 
+@pytest.mark.slow
 def test_counts_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     counts = tmp_path / "counts.json"
     counts.write_text(json.dumps({"counts": [[float(1 + expert % 7) for expert in range(128)]] * 2}))
@@ -229,6 +234,7 @@ def test_counts_of_several_domains_and_recordings(capsys: pytest.CaptureFixture[
     assert f"--counts {counts}: the counts are not JSON" in err
 
 
+@pytest.mark.slow
 def test_the_heading_says_what_was_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--input lognormal:2000,900 --output exponential:300 --ttft 2s --redundant 8 --kv-precision fp8"
     line += " --draft eagle3:1 --acceptance 0.5"
@@ -382,6 +388,7 @@ def test_a_layout_as_typed_with_requests_in_flight(capsys: pytest.CaptureFixture
     assert "AFD is better with probability" in values["verdict"]
 
 
+@pytest.mark.slow
 def test_a_crowd_waits_longer_for_its_first_token(capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "plan --model gpt-oss-120b --pool h200=2 --engine vllm --kind colocated --devices 2 --tensor-parallel 2 "

@@ -197,6 +197,7 @@ def test_a_draft_model_passes_all_of_its_layers(tmp_path: Path) -> None:
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_planned_with(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     small, path = qwen3(tmp_path / "small"), tmp_path / "cluster.toml"
     line = f"--model qwen3-30b-a3b --pool h200=2 --draft model:{small}:3 --acceptance 0.7"
@@ -331,6 +332,7 @@ def test_nonsense_is_refused_in_a_line(capsys: pytest.CaptureFixture[str], flags
     assert code == 2 and words in err and err.count("\n") == 1 and out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["mtp", "eagle3", "dflash", "dspark", "ngram"])
 def test_a_plan_with_drafts_is_played(capsys: pytest.CaptureFixture[str], drafter: str) -> None:
     """Closed form and simulation agree, and accepted drafts make the played tokens quicker."""
@@ -368,6 +370,7 @@ def test_goodput_is_told_with_drafts_and_without(
     assert values["drafts"] == "ngram:2" and values["without_drafts"][0]["requests_per_s"] == 20.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acceptance", ["0", "1"])
 @pytest.mark.parametrize(
     "flags", ["--pool dgx-spark=1 --context 1", "--pool h800=2 --context 1e6 --objective latency"]

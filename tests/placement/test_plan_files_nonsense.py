@@ -111,6 +111,7 @@ def calibration() -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @DRAWN
 @given(table=st.sampled_from(hardware()).flatmap(spoiled), count=st.sampled_from([1, 8, 64]))
 @example(table=hardware()[0] | {"chip": hardware()[0]["chip"] | {"usd_per_hour": 0}}, count=8)
@@ -120,6 +121,7 @@ def test_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str], table: Any
     check(capsys, ["plan", "--model", "qwen3-30b-a3b", "--pool", f"{own}={count}", "--json"])
 
 
+@pytest.mark.slow
 @DRAWN
 @given(values=spoiled(engine()))
 @example(values=engine() | {"fit": {"rows": float("inf")}})
@@ -129,6 +131,7 @@ def test_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str], values: A
     check(capsys, [*ASKED, "--engine", str(own)])
 
 
+@pytest.mark.slow
 @DRAWN
 @given(config=spoiled(model()))
 def test_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], config: Any) -> None:

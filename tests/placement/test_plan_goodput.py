@@ -53,6 +53,7 @@ def test_how_a_layout_is_started_is_said(kind: str) -> None:
     assert "`afserve up" in said and said.endswith("else the plan above.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", [20.0, 40.0], ids=["another one is better", "it is the best"])
 def test_the_layout_that_can_be_started_is_written_and_read_back(
     capsys: pytest.CaptureFixture[str],
@@ -86,6 +87,7 @@ def test_the_layout_that_can_be_started_is_written_and_read_back(
     assert cluster.batch >= cluster.micro_batches
 
 
+@pytest.mark.slow
 def test_where_no_played_layout_can_be_started_the_plan_is_written(
     capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_calibration_that_is_not_there_is_named_by_its_flag(capsys: pytest.Cap
         assert f"{flag} missing.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=MODELS,

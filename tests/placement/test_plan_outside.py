@@ -24,6 +24,7 @@ def width(best: dict) -> float:
 MINIMAX = "--model minimax-m2 --concurrency 32 --input 1024 --output 1024 --engine sglang --kind colocated --devices 8"
 
 
+@pytest.mark.slow
 def test_chips_of_a_maker_that_nobody_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """Published rows of such chips are 1.8 to 3.6 times what is planned."""
     other, known = (best_of(capsys, f"{MINIMAX} --pool {chip}=8") for chip in ("mi300x", "h200"))
@@ -46,6 +47,7 @@ def test_many_requests_have_a_quantile_of_their_own() -> None:
     assert many > 1.8 * few
 
 
+@pytest.mark.slow
 def test_a_full_reader_lets_clients_wait_and_send_less(capsys: pytest.CaptureFixture[str]) -> None:
     """With one reader for three instances clients wait for first tokens, and no tokens come meanwhile."""
     line = (
@@ -58,6 +60,7 @@ def test_a_full_reader_lets_clients_wait_and_send_less(capsys: pytest.CaptureFix
     assert third["tok_s"] < 42 / third["tpot_ms"] * 1e3
 
 
+@pytest.mark.slow
 def test_several_instances_that_decode_share_their_readers(capsys: pytest.CaptureFixture[str]) -> None:
     """Long answers to short prompts: readers are few beside those that decode."""
     line = (
@@ -71,6 +74,7 @@ def test_several_instances_that_decode_share_their_readers(capsys: pytest.Captur
     assert "2 x 1 h200" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_only_as_many_decode_as_readers_bring(capsys: pytest.CaptureFixture[str]) -> None:
     """By Little's law: requests in flight are those that decode, and the rate times the wait for the first token."""
     line = (
@@ -84,6 +88,7 @@ def test_only_as_many_decode_as_readers_bring(capsys: pytest.CaptureFixture[str]
     assert few["requests"] + rate * few["ttft_ms"] == pytest.approx(6144, rel=0.1)
 
 
+@pytest.mark.slow
 def test_sliced_experts_of_several_ranks_are_a_layout_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -20,6 +20,7 @@ def values_of(capsys: pytest.CaptureFixture[str], line: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_verdict_that_hangs_on_the_engine_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """The engines with rows of 8 H200 say do, the one with a row of 128 H800 does not know."""
     found = values_of(capsys, "--model deepseek-v3 --pool h200=32 --tpot 50ms")
@@ -36,6 +37,7 @@ def test_a_verdict_that_hangs_on_the_engine_says_so(capsys: pytest.CaptureFixtur
         assert sum(shares) == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_no_plan_is_recommended_that_another_profile_beats_unsaid(capsys: pytest.CaptureFixture[str]) -> None:
     """Few devices: the one row of 128 devices says nothing of 16."""
     found = values_of(capsys, "--model deepseek-v3 --pool h800=16 --tpot 50ms")
@@ -53,6 +55,7 @@ def test_named_engines_are_heard_alone(capsys: pytest.CaptureFixture[str]) -> No
     assert "Engines differ" not in found["verdict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-r1", "file"])
 def test_the_verdict_hangs_on_no_name(capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str) -> None:
     """A chip's file and a model's under other names are the same chip and the same model."""
@@ -72,6 +75,7 @@ def test_the_verdict_hangs_on_no_name(capsys: pytest.CaptureFixture[str], tmp_pa
     assert other["probability_afd_better"] == plain["probability_afd_better"]
 
 
+@pytest.mark.slow
 def test_a_known_name_with_other_figures_has_no_rows_of_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -84,6 +88,7 @@ def test_a_known_name_with_other_figures_has_no_rows_of_it(
     )
 
 
+@pytest.mark.slow
 def test_another_engine_leads_where_the_nearest_has_no_plan() -> None:
     """The nearest is given memory for nothing; the other of its kind then leads and has all of the verdict's share."""
     line = "--model deepseek-v3 --pool h800=64 --tpot 50ms"

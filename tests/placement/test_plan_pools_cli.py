@@ -34,6 +34,7 @@ def test_three_pools_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     assert abs(values["difference"]) < 0.05 and values["ttft_ms"]["p50"] > values["tpot_ms"]["p50"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -47,6 +48,7 @@ def test_prompts_that_nobody_can_read(capsys: pytest.CaptureFixture[str], line: 
     assert code == 2 and out == "" and words in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_layout_of_960_devices_is_played_close_to_the_closed_form(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_consumer_card_for_attention_beside_four_sparks(
     )
 
 
+@pytest.mark.slow
 def test_sixteen_streams_on_consumer_hardware_are_nearly_undecided(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

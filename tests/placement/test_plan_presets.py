@@ -16,6 +16,7 @@ def question_of(line: str) -> Question:
     return asked_question(dict(plan_command.make_context("plan", line.split()).params))
 
 
+@pytest.mark.slow
 def test_limits_of_mlperf_are_targets_at_the_99th_percentile() -> None:
     line = "--model {} --pool b200=8 --input 1000 --output 4000 --slo mlperf-interactive"
     for model, ttft, tpot in (("deepseek-r1", 1.5, 0.015), ("gpt-oss-120b", 2.0, 0.02)):
@@ -55,6 +56,7 @@ def test_one_request_alone_reads_what_bandwidth_allows(capsys: pytest.CaptureFix
     assert "One request alone" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_agentx_counts_the_whole_latency(capsys: pytest.CaptureFixture[str]) -> None:
     done = ServedRequests()
     done.ttft, done.tpot, done.weight = [1.0] * 8 + [3.0] * 2, [0.01] * 10, [1.0] * 10

@@ -24,6 +24,7 @@ def said(capsys: pytest.CaptureFixture[str], line: str) -> str:
 RATE = "--model qwen3-235b-a22b --objective count --input 2000 --output 500 --engine vllm --prompts here"
 
 
+@pytest.mark.slow
 def test_a_rate_takes_as_many_instances_as_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a count there are as many as it takes, and no fewer serve it."""
     found = answer_of(capsys, f"{RATE} --kind colocated --pool b200 --rate 100")["best"]
@@ -35,6 +36,7 @@ def test_a_rate_takes_as_many_instances_as_it_needs(capsys: pytest.CaptureFixtur
     assert "sustain at most about" in fewer and "are asked for, which would take about" in fewer
 
 
+@pytest.mark.slow
 def test_what_a_rate_takes_is_said_in_devices(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, f"{RATE} --pool b200 --rate 100")
     assert "any number of b200 at $4/h" in text and "For 50,000 tok/s it takes " in text
@@ -55,6 +57,7 @@ def test_a_verdict_in_devices_says_what_its_probability_says(capsys: pytest.Capt
     assert beaten and int(beaten[1]) < int(beaten[2])
 
 
+@pytest.mark.slow
 def test_a_huge_pool_has_small_instances_too(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a million devices the best instance is none of thousands, and AFD has one as on 64."""
     few = answer_of(capsys, "--model deepseek-v3 --pool h800=64 --tpot 50ms --engine step-3 --kind afd")
@@ -63,6 +66,7 @@ def test_a_huge_pool_has_small_instances_too(capsys: pytest.CaptureFixture[str])
     assert many["best"]["usd_per_mtok"] < 1.1 * few["best"]["usd_per_mtok"]
 
 
+@pytest.mark.slow
 def test_p99_is_more_than_the_mean(capsys: pytest.CaptureFixture[str]) -> None:
     """Stages jitter even where all lengths are alike; so fewer requests fit the same target."""
     line = "--model deepseek-v3 --pool h800=64 --tpot 50ms --engine step-3 --kind afd"
@@ -71,6 +75,7 @@ def test_p99_is_more_than_the_mean(capsys: pytest.CaptureFixture[str]) -> None:
     assert (np.diff(lengthened(np.array([1.0, 8.0, 512.0]))) > 0).all()
 
 
+@pytest.mark.slow
 def test_one_request_is_one_request(capsys: pytest.CaptureFixture[str]) -> None:
     """Places of micro-batches that nobody fills are no requests, nor do devices for them pay."""
     found = answer_of(capsys, "--model deepseek-v3 --pool h800=64 --concurrency 1 --kind afd")["best"]
@@ -79,6 +84,7 @@ def test_one_request_is_one_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert ": 1 request in decode" in text
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_counted_per_device(capsys: pytest.CaptureFixture[str]) -> None:
     line = "--model deepseek-v3 --pool h100=8 --tensor-parallel 8 --devices 8 --kind colocated"
     text = said(capsys, line)

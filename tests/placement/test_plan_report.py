@@ -150,12 +150,14 @@ def probability_of(asked: Question) -> float:
     return probability(asked, afd, colocated)
 
 
+@pytest.mark.slow
 def test_a_verdict_within_the_error_of_both_is_undecided() -> None:
     asked = question_of("--model qwen3-235b-a22b --pool gb200=20 --context 8192")
     assert abs(probability_of(asked) - 0.5) < 0.1
     assert verdict(asked, answer(asked)).startswith("Undecided: AFD has ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chance", [0.3, 0.5, 0.8])
 def test_a_tie_is_undecided_whatever_other_engines_say(
     monkeypatch: pytest.MonkeyPatch, chance: float
@@ -166,6 +168,7 @@ def test_a_tie_is_undecided_whatever_other_engines_say(
     assert verdict(asked, found, chance).startswith("Undecided: AFD and colocated have the same tokens per ")
 
 
+@pytest.mark.slow
 def test_without_a_batch_a_change_is_none() -> None:
     asked = question_of("--model qwen3-30b-a3b --pool h20=4 --tpot 30ms")
     best = answer(asked).plans[0]
@@ -224,6 +227,7 @@ def test_the_picture_and_what_it_needs(
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_tornado_evaluates_one_layout_and_searches_none(monkeypatch: pytest.MonkeyPatch) -> None:
     question = question_of(f"{SMALL} --draft eagle3:1 --acceptance 0.7")
     best = answer(question).best()
@@ -245,6 +249,7 @@ def test_the_tornado_evaluates_one_layout_and_searches_none(monkeypatch: pytest.
     assert all(swing.low <= swing.planned <= swing.high for swing in swings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [
@@ -270,6 +275,7 @@ def test_faster_parts_are_never_slower(line: str) -> None:
             assert swing.at_low * (1 + 2e-9) >= best.tok_s_per_device * (1 + 1e-9) >= swing.at_high
 
 
+@pytest.mark.slow
 def test_only_what_the_question_has_is_varied() -> None:
     question = question_of(SMALL)
     best = answer(question).best()

@@ -112,6 +112,7 @@ def test_a_split_is_told_played_and_written(capsys: pytest.CaptureFixture[str], 
     assert values["ttft_ms"]["p50"] < best["ttft_one_part_ms"] / 2
 
 
+@pytest.mark.slow
 def test_a_plan_on_one_machine_has_one_host_of_attention(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_plan_on_one_machine_has_one_host_of_attention(
     assert [host.role for host in cluster.hosts] == ["attention", "experts"] and cluster.prefill
 
 
+@pytest.mark.slow
 def test_wide_keys_on_a_slow_link_are_not_split(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, f"plan {LONG} --pool h20=16 --ttft 1s --network 0.2")
     assert code == 2 and "A prompt on several h20 is not read sooner: that moves" in err
@@ -129,6 +131,7 @@ def test_wide_keys_on_a_slow_link_are_not_split(capsys: pytest.CaptureFixture[st
     assert code == 2 and "h20 together would have a prompt read in" in err
 
 
+@pytest.mark.slow
 def test_without_a_target_nothing_is_split(capsys: pytest.CaptureFixture[str]) -> None:
     best = json.loads(call(capsys, f"plan {LONG} --pool h20=16 --json")[1])["best"]
     assert best["prompt_parts"] == 1 and math.isclose(best["ttft_one_part_ms"], best["ttft_ms"])

@@ -125,6 +125,7 @@ def test_each_objective_wins_its_own_race(objective: str) -> None:
     assert best.tpot <= 0.05
 
 
+@pytest.mark.slow
 def test_the_least_count_that_fits_is_the_least() -> None:
     asked = question("deepseek-v3", {"h800": 4})
     found = re.search(r"at least (\d+) h800", explain(asked))
@@ -137,6 +138,7 @@ def test_the_least_count_that_fits_is_the_least() -> None:
     )
 
 
+@pytest.mark.slow
 def test_whole_nodes_are_preferred() -> None:
     best = answer(question("deepseek-v3", {"h800": 64})).plans[0]
     assert best.devices % 8 == 0
@@ -166,6 +168,7 @@ def test_step3_conclusions_with_efficiencies_too() -> None:
     assert answer(question("deepseek-v3", {"h800": 64, "h20": 64}, 0.05)).plans[0].kind == "colocated"
 
 
+@pytest.mark.slow
 def test_verdicts_give_a_reason() -> None:
     asked = question("deepseek-v3", {"h800": 64})
     words = verdict(asked, answer(asked))
@@ -209,6 +212,7 @@ def test_prompts_elsewhere_still_take_the_experts_time() -> None:
     assert short.prefill.devices / short.tok_s > 5 * long.prefill.devices / long.tok_s
 
 
+@pytest.mark.slow
 def test_sensitivity_names_what_helps() -> None:
     asked = question("deepseek-v3", {"h800": 64})
     changes = sensitivity(asked, answer(asked).plans[0])
@@ -259,6 +263,7 @@ def test_caches_of_random_lengths_need_more_room_than_the_mean() -> None:
     assert used <= most[0] * 8192 * 1.01 + 8192
 
 
+@pytest.mark.slow
 def test_cluster_file_is_toml_with_every_host() -> None:
     plan: Plan | None = answer(question("qwen3-235b-a22b", {"h20": 64})).best("afd")
     assert plan is not None

@@ -181,6 +181,7 @@ def test_imbalance_is_never_below_one():
         assert (found >= 1).all() and found == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_asked_to_replan_it_does_so_whatever_the_balance():
     core, traffic = started(300, RebalanceRules(interval_s=1.0, forced=True, least_gain=0.0))
     decisions = traffic.flow(domain(1), 10, core)

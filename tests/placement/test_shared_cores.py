@@ -12,6 +12,7 @@ times = st.floats(2e-5, 1e-3)
 counts = st.integers(1, 3)
 
 
+@pytest.mark.slow
 @given(attention=times, outside=times, expert=times, wire=st.floats(0, 1e-4), nodes=counts)
 @settings(max_examples=30, deadline=None)
 def test_one_micro_batch_with_cores_for_all_is_the_closed_form(

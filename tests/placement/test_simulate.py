@@ -119,6 +119,7 @@ def test_same_seed_same_run() -> None:
     assert play(asked, plan, random=True, jitter=0.02, seed=8).step_seconds != first.step_seconds
 
 
+@pytest.mark.slow
 def test_timeline_opens_as_trace_events() -> None:
     asked, plan = planned("qwen3-235b-a22b", {"h20": 16}, 8192)
     spans = play(asked, plan).spans

@@ -59,6 +59,7 @@ def test_an_answer_or_one_line(
     assert values["tok_s"] > 0 and values["requests"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -82,6 +82,7 @@ def test_a_pool_gives_its_memory_back(name):
         assert not station.waiting and not station.queued
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(8, 10)), max_size=5))
 def test_pools_that_change_size_serve_every_request_once(sizes):

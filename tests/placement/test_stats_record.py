@@ -108,6 +108,7 @@ def test_a_damaged_recording_is_one_clear_error(data, complaint):
         decode(data)
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_cut_off():
     bomb = zlib.compress(bytes(50_000_000), 9)
     data = encode_header("m", 1, 2) + (1.0).hex().encode()[:0] + encode_record(1.0, 0, [[1, 2]])[:9]

@@ -85,6 +85,7 @@ def test_lists_come_in_pages(client):
         assert http.get("batches?limit=x").status_code == 400
 
 
+@pytest.mark.slow
 def test_a_batch_of_chats(client, server):
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
     file_id = upload(client, lines(chat, chat, url="/v1/chat/completions"))

@@ -76,6 +76,7 @@ def test_error_in_mid_stream_is_an_event(server):
     assert json.loads(events[-2])["error"]["type"] == "peer_error"
 
 
+@pytest.mark.slow
 def test_slow_reader_holds_the_engine_back_then_is_dropped(make_backend, run_server):
     backend = make_backend(eos=False, reply="x" * 200)
     backend.model = type(backend.model)("tiny", backend.model.path, 1 << 20, 400, 1)

@@ -38,6 +38,7 @@ def test_a_stream(url, monkeypatch, capsys):
     assert printed("stream.py", url, monkeypatch, capsys).strip()
 
 
+@pytest.mark.slow
 def test_many_at_once(url, monkeypatch, capsys):
     *lines, last = printed("many_at_once.py", url, monkeypatch, capsys).splitlines()
     assert len(lines) == 16 and re.fullmatch(r"\d+ tokens", last)

@@ -46,6 +46,7 @@ def test_answers_and_streams(secured, folder):
     assert said.count("data: ") > 2 and "[DONE]" in said, said
 
 
+@pytest.mark.slow
 def test_a_client_that_says_nothing_is_closed(run_server, make_backend, folder):
     path = str(folder / "node.pem")
     with run_server(make_backend(), certfile=path, keyfile=path, head_deadline=5.0) as server:

@@ -428,6 +428,7 @@ def test_who_insists_is_not_kept_waiting_and_streams_are_told(make_backend, run_
         assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_a_server_that_has_stopped_leaves_no_connection_open(make_backend, run_server):
     """Nor one whose client does not read: it would stay until somebody collects it."""
     with run_server(make_backend(), drain_seconds=0.1, max_body_bytes=16 << 20) as server:

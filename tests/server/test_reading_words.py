@@ -147,6 +147,7 @@ def test_where_a_text_is_cut_changes_nothing(form, text, data):
     assert read(reading_of(form, thinks), pieces) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", IN_WORDS)
 @pytest.mark.parametrize("thinks", ["", "inside"])
 def test_every_cut_in_two(form, thinks):

@@ -36,6 +36,7 @@ def prompt_text(server, which=-1):  # noqa: F811
     return server.backend.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_whole(client, server):  # noqa: F811
     said = client.responses.create(model="tiny", input="hello", instructions="be short", metadata={"a": "b"})
     assert said.output_text == server.backend.reply and said.status == "completed"
@@ -44,6 +45,7 @@ def test_whole(client, server):  # noqa: F811
     assert prompt_text(server) == "<|system|>be short<|end|><|user|>hello<|end|><|assistant|>"
 
 
+@pytest.mark.slow
 def test_stream(client, server):  # noqa: F811
     with client.responses.stream(model="tiny", input=[{"role": "user", "content": "hello"}]) as stream:
         events = list(stream)

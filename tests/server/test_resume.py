@@ -74,6 +74,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("per_event", [1, 3])
 def test_a_stream_goes_on_behind_any_of_its_events(server, http, name, per_event):

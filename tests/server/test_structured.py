@@ -280,6 +280,7 @@ def test_an_answer_that_cannot_go_on_ends_with_the_clients_error(narrow, nano, p
     assert not any(kind in told for kind in ("internal_error", "model_error", "api_error", "server_error"))
 
 
+@pytest.mark.slow
 def test_the_model_follows_it(nano):
     done = nano.chat.completions.parse(
         model="nano", messages=USER, response_format=Size, temperature=0.8, seed=4, logit_bias={"5": 1}, n=2,

@@ -172,6 +172,7 @@ def test_without_keys_or_where_it_was_asked_for_nothing_is_salted(settings, make
         assert server.backend.requests[-1].cache_salt == ""
 
 
+@pytest.mark.slow
 def test_kept_requests_of_one_key_make_no_room_for_anothers(make_backend, run_server):
     """Its own go, or it is told to wait."""
 

@@ -255,6 +255,7 @@ def test_a_named_call_is_its_arguments(client, server):
     assert choice.finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "forecast"}}])
 def test_the_model_has_to_call(nano, choice):  # noqa: F811
     done = ask(nano, model="nano", tool_choice=choice, temperature=1, seed=3, parallel_tool_calls=False)

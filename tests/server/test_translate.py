@@ -47,6 +47,7 @@ class Counted(dict):
     items = keys = values = __iter__
 
 
+@pytest.mark.slow
 def test_a_refusal_among_many_names_costs_a_few_look_ups():
     many = Counted({f"messages[{i}]": f"input[{i + 3}]" for i in range(200_000)})
     with pytest.raises(ContextLengthError) as refused, named(many):

@@ -48,6 +48,7 @@ def test_nobody_notices_drafts(block, drafting_model):
     assert sum(not client.failure for world in worlds for client in world.done) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", KEPT)
 def test_what_went_wrong_once(seed, model):
     play(seed, model)

@@ -157,13 +157,20 @@ def _near(values: Array, at: Array | float, deviation: float) -> Array:
 def _ends(rows: MeasuredRows, like: Like) -> Array:
     """The part of the likeness that does not depend on requests and devices."""
     exponent = np.zeros(len(rows.like))
-    for place, cost in enumerate(UNLIKE.values()):
-        name = like.names[place]
-        exponent += cost * np.array([row.names[place] != name for row in rows.like])
-    for length in ("prompt", "answer"):
-        known = np.log2([getattr(row, length) for row in rows.like])
-        exponent += ((known - np.log2(getattr(like, length))) / LENGTHS) ** 2 / 2
+    names, lengths = _columns(rows)
+    for cost, known, name in zip(UNLIKE.values(), names, like.names, strict=True):
+        exponent += cost * (known != name)
+    for doublings, length in zip(lengths, (like.prompt, like.answer), strict=True):
+        exponent += ((doublings - np.log2(length)) / LENGTHS) ** 2 / 2
     return np.asarray(np.exp(-exponent))
+
+
+@lru_cache(maxsize=64)
+def _columns(rows: MeasuredRows) -> tuple[tuple[NDArray[np.str_], ...], tuple[Array, Array]]:
+    """Names of all rows, by kind of name, and the doublings of their lengths: of prompts, of answers."""
+    names = tuple(np.array([getattr(row, name) for row in rows.like], np.str_) for name in UNLIKE)
+    prompts = np.log2([row.prompt for row in rows.like])
+    return names, (prompts, np.log2([row.answer for row in rows.like]))
 
 
 @lru_cache(maxsize=512)

@@ -111,6 +111,7 @@ class ToldOfClasses(Told):
         return Observed(self.at, self.sizes, self.load, settled, classes=dict(self.counts))
 
 
+@pytest.mark.slow
 def test_pools_grow_for_a_class_that_is_in_a_hurry_and_not_for_one_that_is_not():
     hurried, patient = ToldOfClasses(shares={"chat": 1.0}), ToldOfClasses(shares={"bulk": 1.0})
     for told in (hurried, patient):
@@ -119,6 +120,7 @@ def test_pools_grow_for_a_class_that_is_in_a_hurry_and_not_for_one_that_is_not()
     assert hurried.model.expect(hurried.sizes, Demand(10, 1000, 100, 1000), TargetTimes()).tpot <= CHAT.tpot
 
 
+@pytest.mark.slow
 def test_a_class_that_is_late_alone_raises_what_is_kept_free():
     calm, late = (ToldOfClasses(shares={"chat": 0.1, "bulk": 0.9}) for _ in range(2))
     late.late = {"chat": 0.3}

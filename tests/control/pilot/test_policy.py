@@ -21,6 +21,7 @@ def enough(sizes: PoolSizes, rate: float) -> bool:
     return MeasuredModel(RATES).expect(sizes, Demand(rate, 1000, 100, 1000), WANTED).meets(WANTED)
 
 
+@pytest.mark.slow
 def test_load_that_triples_is_followed_at_once_and_its_fall_after_a_while():
     told = Told()
     told.play(10, 1200)
@@ -51,6 +52,7 @@ def test_a_steady_load_is_left_alone():
     assert told.play(20, 8_000) == [] and told.sizes == settled
 
 
+@pytest.mark.slow
 def test_who_advises_only_says_it_again_no_sooner_than_it_may_and_is_judged_by_what_did_not_happen():
     told = Told(sizes=PoolSizes(1, 1, 1), follows=False)
     advices = told.play(30, 1500)
@@ -74,6 +76,7 @@ def test_nothing_is_decided_while_nodes_come_or_go():
     assert told.policy.look(told.seen()) is not None
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
     told = Told(sizes=PoolSizes(1, 1, 1), limits=Limits(PoolSizes(1, 1, 1), PoolSizes(9, 9, 9), 12))
     told.play(300, 900)
@@ -148,6 +151,7 @@ def test_a_pilot_without_targets_keeps_pools_from_being_full():
     assert 0.5 < max(busy) <= 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pools", [PoolSizes(0, 3, 2), PoolSizes(0, 2, 0)])
 def test_nodes_that_do_both_are_one_pool(pools):
     limits = Limits(pools.at_most(PoolSizes(0, 1, 1)), PoolSizes(0, 30, 30 if pools.experts else 0), 60)

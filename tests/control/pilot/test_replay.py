@@ -113,6 +113,7 @@ def test_clumped_arrivals_have_the_rate_and_the_variation_that_they_say():
     assert len(spans) >= 2 and min(inside) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peak", [6, 80])
 def test_counts_of_clumped_arrivals_vary_as_much_where_requests_travel_together(peak):
     """Of a renewal process the variance of counts over their mean is the square of the variation between arrivals."""
@@ -123,6 +124,7 @@ def test_counts_of_clumped_arrivals_vary_as_much_where_requests_travel_together(
     assert counts.var() / counts.mean() == pytest.approx(4.0, rel=0.2)
 
 
+@pytest.mark.slow
 def test_bursts_that_overlap_double_the_rate_once():
     day = MadeDay(peak=8, trough=1.0, unevenness=0.0, bursts=2000, hours=3, seed=1)
     assert max(rates(made_day(day, PROMPTS, ANSWERS), 600)) == pytest.approx(16, rel=0.05)
@@ -169,6 +171,7 @@ def test_a_pilot_on_an_afternoon_serves_as_many_as_one_who_knows_it():
     assert all(sizes.experts % 8 == 0 for _, sizes in whole_ones.changes)
 
 
+@pytest.mark.slow
 def test_the_oracle_has_room_for_each_minute_and_no_more():
     packets = steady(5, 300) + [replace(one, at=one.at + 60) for one in steady(40, 2400)]
     planner = Planner(TabledModel(STAGES), WANTED, LIMITS)

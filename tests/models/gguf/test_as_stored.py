@@ -39,14 +39,6 @@ def as_q4_k_m(name: str) -> str:
 MIXES = {"Q8_0": lambda name: "Q8_0", "Q4_K_M": as_q4_k_m}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(
     scope="module", params=[("qwen3", "Q8_0"), ("qwen3", "Q4_K_M"), ("mixtral", "Q4_K_M")], ids=str
 )
@@ -90,6 +82,7 @@ def logprobs(folder, dtype):
     return torch.tensor([entry.logprob for entry in event.prompt_logprobs[1:]])
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_file(both):
     """In float32 nothing but the order of sums differs; rows of bfloat16 are rounded to 16 bits where bytes are
     multiplied."""
@@ -124,6 +117,7 @@ def test_memory_is_that_of_the_file(both, monkeypatch):
     assert spec.routed_parameters() * spec.quantization.expert_bits / 8 == pytest.approx(experts)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_in_any_topology(both):
     (packed, _), _ = both
     source = ModelSource(str(packed), "m")

@@ -18,8 +18,6 @@ from tests.engine.local_cluster import LocalCluster
 from tests.models.gguf.conftest import TINY
 from tests.models.gguf.writing import convert, described, letters, mxfp4, q4_0, q8_0, renamed, stored, write
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
@@ -124,6 +122,7 @@ def test_experts_stay_as_they_are_stored(name, kind, both):
     torch.testing.assert_close(logprobs(packed), logprobs(plain), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_drafts_of_its_layer_of_multi_token_prediction(tmp_path):
     """The bundled model as a file; its layer has copies of embedding and head beside it, which nothing reads."""
     nano = Path(afserve.__file__).parent / "configs" / "nano"

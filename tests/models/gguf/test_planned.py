@@ -3,11 +3,14 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_model
 from tests.models.gguf.writing import convert
 
 
+@pytest.mark.slow
 def test_a_file_has_the_layers_of_its_folder(checkpoint, tmp_path, capsys):
     for name in ("qwen3", "mixtral"):
         file = convert(checkpoint(name), tmp_path / f"{name}.gguf")
