@@ -247,7 +247,7 @@ def test_a_next_turn_is_not_computed_once_its_key_lets_go(make_backend):
             turns.answered(asked(owner, salt), array("i"), None)
         await asyncio.sleep(0)
         turns.unpinned(*told)
-        await asyncio.sleep(0.001)
+        await turns.left()
         try:
             return [(one.tenant, one.cache_salt) for one in turns._tasks.values()]
         finally:
@@ -303,3 +303,33 @@ def waits_for(condition, seconds=20.0):
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
     return condition()
+
+
+def test_who_lets_go_waits_until_it_is_computed_no_more(make_backend):
+    """Nodes are told of the end before they are asked to let go: they would keep it again."""
+
+    async def play():
+        backend = make_backend()
+        backend.open = lambda request: SimpleNamespace(events=waits)
+        looked = Looked(backend, pause=0.001)
+        await looked.left()
+        looked.warm("alice", [1])
+        await looked.begin()
+        await asyncio.wait_for(begun.wait(), 20)
+        await looked.left()
+        assert not ended, "nobody lets it go"
+        looked.unpinned("alice", array("i", [1]), "")
+        await looked.left()
+        assert ended
+        await looked.end()
+
+    async def waits():
+        begun.set()
+        try:
+            await asyncio.sleep(20)
+            yield
+        finally:
+            ended.append(True)
+
+    begun, ended = asyncio.Event(), []
+    asyncio.run(asyncio.wait_for(play(), 20))

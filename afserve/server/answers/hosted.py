@@ -27,6 +27,9 @@ class StaysWarm(Protocol):
     def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
         """They need not any more: this prompt with its salt, all where it is empty; of this key, None for all."""
 
+    async def left(self) -> None:
+        """Returns once nothing of what was let go is computed: it would be kept again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hosted:

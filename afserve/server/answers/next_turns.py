@@ -11,7 +11,7 @@ import logging
 from array import array
 from collections import Counter, OrderedDict
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
@@ -26,6 +26,7 @@ log = logging.getLogger("afserve.server")
 MOST = 64  # conversations at a time; of others nothing is computed
 SECONDS = 300.0  # then who was answered is hardly there any more
 PAUSE = 30.0  # seconds between two looks after warm prompts
+_LEAVES = 1.0  # seconds that what is let go may take to be computed no more
 _LOOK = 0.05  # seconds between two looks for a free text process
 _Warm = tuple[str, bytes, str]  # its owner, token ids and a salt
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -74,6 +75,10 @@ class NextTurns:
             if owner in (None, _owner(scheduling)) and (not prompt or scheduling.cache_salt == salt):
                 task.cancel()
 
+    async def left(self) -> None:
+        if leaving := [task for task in self._tasks if task.cancelling()]:
+            await asyncio.wait(leaving, timeout=_LEAVES)
+
     async def _compute(self, asked: Prepared, answer: "array[int]", kept: "Future[None] | None") -> None:
         try:
             async with asyncio.timeout(SECONDS):
@@ -111,6 +116,8 @@ class WarmPrompts:
         self.kept: OrderedDict[_Warm, tuple[float, Scheduling]] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
         self._computed: tuple[_Warm, asyncio.Timeout] | None = None  # what is looked after now
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def warmed(self, asked: Prepared) -> None:
         until = self._model.metrics.clock.now() + asked.scheduling.retain
@@ -145,6 +152,11 @@ class WarmPrompts:
             if not limit.expired():  # one that is, ends already, and cannot be told so again
                 limit.reschedule(0.0)
 
+    async def left(self) -> None:
+        if self._computed is None:  # what is under way nevertheless was let go
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), _LEAVES)
+
     async def begin(self) -> None:
         self._task = asyncio.create_task(self._run())
 
@@ -166,6 +178,7 @@ class WarmPrompts:
         try:
             async with asyncio.timeout(SECONDS) as limit:
                 self._computed = key, limit
+                self._idle.clear()
                 await compute_ahead(self._model, scheduling, array("i", key[1]), left)
         except TimeoutError:
             return self._computed is None  # then it was let go
@@ -175,6 +188,7 @@ class WarmPrompts:
             log.info("a warm prompt of %s is not looked after: %s", self._model.model_name, error.message)
         finally:
             self._computed = None
+            self._idle.set()
         return True
 
     async def end(self) -> None:

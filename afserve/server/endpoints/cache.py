@@ -93,6 +93,7 @@ async def _ask(
 ) -> tuple[str, CacheKept]:
     for keeper in model.keeping_warm if unpin else ():
         keeper.unpinned(owner, prompt, salt)
+        await keeper.left()
     kept = await model.backend.kept_cache(owner, unpin=unpin, prompt=prompt, salt=salt)
     return model.model_name, kept
 
