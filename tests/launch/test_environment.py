@@ -68,9 +68,11 @@ def is_kept(name):
 
 
 def test_what_nodes_need_is_kept(monkeypatch):
-    for name in ("HF_TOKEN", "AFSERVE_API_KEY", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG"):
+    """Where a command finds afserve by PYTHONPATH, its nodes find the same one."""
+    needed = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG", "PYTHONPATH", "PYTHONNOUSERSITE"}
+    others = {"HF_TOKEN", "AFSERVE_API_KEY", "PYTHONANYWHERE_TOKEN"}
+    for name in needed | others:
         monkeypatch.setenv(name, "x")
     kept = kept_environment()
-    assert {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG"} <= kept.keys()
-    assert not {"HF_TOKEN", "AFSERVE_API_KEY"} & kept.keys()
+    assert needed <= kept.keys() and not others & kept.keys()
     assert kept["OPENBLAS_NUM_THREADS"] == "1"

@@ -66,5 +66,6 @@ def forget_secrets(also: Collection[str] = TYPED) -> None:
 
 
 def _is_kept(name: str, also: Collection[str]) -> bool:
-    family = name.rstrip("0123456789").partition("_")[0]
-    return name in _KEPT or family in _KEPT_FAMILIES or family in also
+    family, has_more, _ = name.rstrip("0123456789").partition("_")
+    is_pythons = name.startswith("PYTHON") and not has_more  # e.g. PYTHONPATH, where afserve itself may be
+    return name in _KEPT or family in _KEPT_FAMILIES or family in also or is_pythons
