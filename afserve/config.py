@@ -114,7 +114,7 @@ class EngineSettings:
     )
     draft: str = setting(
         "",
-        "Guess tokens: auto, ngram:4, mtp, eagle3:DIR, dflash:DIR, model:DIR, off. [CPUs: suffix]",
+        "Guess tokens: auto, ngram:4, mtp, dflash:DIR, model:DIR, off. [CPUs: suffix]",
         metavar="METHOD[:N]",
         topic="model",
         common=True,

@@ -58,6 +58,7 @@ RANGES: dict[str, Range] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
     "num_target_layers": LAYERS,
+    "markov_rank": Range(0, 1 << 16),
     "n_layers": LAYERS,
     "num_layers": Range(1, MOST_LAYERS // 2),  # LongCat-Flash's, each of which is two
     "num_nextn_predict_layers": LAYER_COUNT,

@@ -20,8 +20,8 @@ MODEL_TOKENS = 8
 class DraftMethod(StrEnum):
     """Who guesses: nobody; whoever is measured to pay; what followed the same words before, in this request (n-gram) or
     in other answers too (suffix); the checkpoint's own layer of multi-token prediction (mtp); a head that was trained
-    for the model and stands beside it, token by token (eagle3) or a block at once (dflash); a small model of the same
-    tokenizer (model)."""
+    for the model and stands beside it, token by token (eagle3) or a block at once (dflash, dspark); a small model of
+    the same tokenizer (model)."""
 
     OFF = "off"
     AUTO = "auto"
@@ -30,6 +30,7 @@ class DraftMethod(StrEnum):
     MTP = "mtp"
     EAGLE3 = "eagle3"
     DFLASH = "dflash"
+    DSPARK = "dspark"
     MODEL = "model"
 
 
@@ -47,7 +48,12 @@ def token_count(text: str, spelled: str, form: str) -> int:
     return int(text)
 
 
-_BESIDE = {DraftMethod.EAGLE3: "a head", DraftMethod.DFLASH: "a head", DraftMethod.MODEL: "a draft model"}
+_BESIDE = {
+    DraftMethod.EAGLE3: "a head",
+    DraftMethod.DFLASH: "a head",
+    DraftMethod.DSPARK: "a head",
+    DraftMethod.MODEL: "a draft model",
+}
 """Those whose weights are in a folder of their own, and what is there."""
 
 
@@ -131,12 +137,12 @@ class DraftChoice:
     @property
     def head(self) -> str:
         """The folder of a head, which reads rows of the model's layers."""
-        return self.folder if self.method in (DraftMethod.EAGLE3, DraftMethod.DFLASH) else ""
+        return "" if self.method is DraftMethod.MODEL else self.folder
 
     @property
     def at_once(self) -> bool:
         """Whether one pass guesses all tokens of a draft."""
-        return self.method is DraftMethod.DFLASH
+        return self.method in (DraftMethod.DFLASH, DraftMethod.DSPARK)
 
     @property
     def model(self) -> str:

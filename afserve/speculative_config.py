@@ -26,14 +26,15 @@ _METHODS: Mapping[str, DraftMethod] = {
     "mtp": DraftMethod.MTP,
     "eagle3": DraftMethod.EAGLE3,
     "dflash": DraftMethod.DFLASH,
+    "dspark": DraftMethod.DSPARK,
     "draft_model": DraftMethod.MODEL,
 }
-_SERVED = ("ngram", "suffix", "mtp", "eagle3", "dflash", "draft_model")
+_SERVED = ("ngram", "suffix", "mtp", "eagle3", "dflash", "dspark", "draft_model")
 _NOT_DONE: Mapping[str, str] = {
     **dict.fromkeys(
-        ("eagle", "medusa", "mlp_speculator"), "of heads beside the model those of eagle3 and dflash are run"
+        ("eagle", "medusa", "mlp_speculator"),
+        "of heads beside the model those of eagle3, dflash and dspark are run",
     ),
-    "dspark": "of drafters of a whole block at once dflash is run",
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
@@ -41,6 +42,7 @@ _SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synth
 _OF_A_FOLDER = {
     "eagle3": DraftMethod.EAGLE3,
     "dflash": DraftMethod.DFLASH,
+    "dspark": DraftMethod.DSPARK,
     "draft_model": DraftMethod.MODEL,
 }
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
-from afserve.drafts import DraftMethod
 from afserve.placement.planner.perf.draft_model import MODEL
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.hardware import Hardware
@@ -83,11 +82,7 @@ def cluster_toml(
 
 def _drafted(drafts: Drafts) -> str:
     name = drafts.drafter.name
-    if name not in tuple(DraftMethod):
-        return (
-            f"It was planned with {drafts}, and `afserve up` has no such drafts: without, tokens take longer."
-        )
-    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", "dflash", MODEL) else str(drafts)
+    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", "dflash", "dspark", MODEL) else str(drafts)
     return f"Start it with --draft {typed}, as it was planned."
 
 

@@ -30,7 +30,7 @@ EAGLES["qwen3"] = {
     **EAGLES["speculators"], "transformer_layer_config": LAYER | {"model_type": "qwen3", "attention_bias": True},
     "norm_before_fc": True, "fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": None,
 }  # fmt: skip
-BLOCK, MASK = 5, 7
+BLOCK, MASK, RANK = 5, 7, 8
 QWEN = LAYER | {"model_type": "qwen3", "num_hidden_layers": 2}
 FLASHES = {
     "z-lab": {
@@ -51,19 +51,25 @@ FLASHES["newest first"] = FLASHES["flash of speculators"] | {
     "sample_from_anchor": True,
     "block_size": BLOCK - 1,
 }
+SPARK = FLASHES["flash of speculators"] | {"speculators_model_type": "dspark", "markov_rank": RANK}
+FLASHES["dspark"] = SPARK | {"block_size": BLOCK - 1}
+FLASHES["dspark of masks"] = SPARK | {"sample_from_anchor": False, "enable_confidence_head": False}
 FORMS = EAGLES | FLASHES
 BEHIND = {
     "specforge": (1, 2, 1), "speculators": (0, 1, 2), "qwen3": (2, 1, 0), "z-lab": (1, 2), "windows": (2, 1),
-    "flash of speculators": (0, 2, 1), "newest first": (0, 2, 1),
+    **dict.fromkeys(("flash of speculators", "newest first", "dspark", "dspark of masks"), (0, 2, 1)),
 }  # fmt: skip
-METHOD = {form: "eagle3" if form in EAGLES else "dflash" for form in FORMS}
-OWN_ENDS = ("speculators", "flash of speculators", "newest first")
+METHOD = {
+    form: "eagle3" if form in EAGLES else form.split()[0] if "dspark" in form else "dflash" for form in FORMS
+}
+BIASED = ("flash of speculators", "newest first", "dspark", "dspark of masks")
+OWN_ENDS = ("speculators", *BIASED)
 
 
 def tensors_of(form):
     """Random ones; the norms, too. Some have an embedding, and a vocabulary, of their own."""
     generator = torch.Generator().manual_seed(len(form))
-    eagle, biased = form in EAGLES, form in ("qwen3", "flash of speculators", "newest first")
+    eagle, biased = form in EAGLES, form in ("qwen3", *BIASED)
     stems = ["midlayer"] if form == "specforge" else ["layers.0"] if eagle else ["layers.0", "layers.1"]
 
     def drawn(*shape, around=0.0):
@@ -92,6 +98,11 @@ def tensors_of(form):
     if not eagle and form not in OWN_ENDS:
         return found
     found["lm_head.weight"] = drawn(DRAFTED, H)
+    if METHOD[form] == "dspark":
+        found["markov_head.markov_w1.weight"] = drawn(VOCAB, RANK)
+        found["markov_head.markov_w2.weight"] = 9 * drawn(DRAFTED, RANK)
+    if form == "dspark":
+        found |= {"confidence_head.proj.weight": drawn(1, H + RANK), "confidence_head.proj.bias": drawn(1)}
     chosen = torch.randperm(VOCAB, generator=generator)[:DRAFTED].sort().values
     t2d = torch.zeros(VOCAB, dtype=torch.bool)
     t2d[chosen] = True
@@ -166,7 +177,7 @@ class Reference:
 
     def flash(self, seen, tokens):
         """All places of a block: the newest token, and masks."""
-        first = self.form == "newest first"
+        first = self.form in ("newest first", "dspark")
         block = BLOCK - 1 if first else BLOCK
         context = self.norm(self.linear("fc", torch.cat(seen, 1)), self.w["hidden_norm.weight"])
         x = self.embedding[torch.tensor([tokens[-1]] + [MASK] * (block - 1))]
@@ -176,7 +187,19 @@ class Reference:
             if self.form == "windows" and not layer:
                 sees = sees.tril(len(context)) & ~sees.tril(len(context) - 12)
             x = self.layer(stem, x, self.norm(x, self.w[f"{stem}input_layernorm.weight"]), context, sees)
-        return self.likeliest(self.norm(x, self.w["norm.weight"])[0 if first else 1 :])
+        rows = self.norm(x, self.w["norm.weight"])[0 if first else 1 :]
+        return self.likeliest(rows) if METHOD[self.form] == "dflash" else self.spark(rows, tokens[-1])
+
+    def spark(self, rows, before):
+        """Each place knows the token before it."""
+        found = []
+        for row in rows:
+            made = self.w["markov_head.markov_w1.weight"][before]
+            ((before, chance),) = self.likeliest(row[None], self.w["markov_head.markov_w2.weight"] @ made)
+            if self.form == "dspark":
+                chance = float(self.linear("confidence_head.proj", torch.cat((row, made))).sigmoid())
+            found.append((before, chance))
+        return found
 
     def layer(self, stem, x, read, context, sees):
         """Of rows that see, of a context before them and themselves, what `sees` says."""
@@ -199,9 +222,9 @@ class Reference:
         gate, up = (self.linear(f"{stem}mlp.{name}_proj", post) for name in ("gate", "up"))
         return x + self.linear(f"{stem}mlp.down_proj", torch.nn.functional.silu(gate) * up)
 
-    def likeliest(self, normed):
+    def likeliest(self, normed, more=0.0):
         weight = self.w.get("lm_head.weight", self.target.get_output_embeddings().weight)
-        chances, best = (normed @ weight.T).softmax(1).max(1)
+        chances, best = (normed @ weight.T + more).softmax(1).max(1)
         tokens = best + self.w["d2t"][best] if "d2t" in self.w else best
         return [*zip(tokens.tolist(), chances.tolist(), strict=True)]
 

@@ -66,7 +66,7 @@ def test_drafts_are_those_of_a_plain_reference_and_answers_those_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["specforge", "newest first"])
+@pytest.mark.parametrize("form", ["specforge", "newest first", "dspark"])
 def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path):
     """A head that knows three tokens, and answers of no others: some of what it drafts is right."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
@@ -74,6 +74,7 @@ def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path)
     tensors, reference = tensors_of(form), Reference(form, oracle("qwen3"))
     known = [20, 100, 180]
     few = {
+        **{name: x[:3].clone() for name, x in tensors.items() if name == "markov_head.markov_w2.weight"},
         "lm_head.weight": tensors["lm_head.weight"][:3].clone(),
         "d2t": torch.tensor(known) - torch.arange(3),
     }
@@ -92,7 +93,7 @@ def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path)
     check(told, reference)
 
 
-@pytest.mark.parametrize("form", ["speculators", "newest first"])
+@pytest.mark.parametrize("form", ["speculators", "newest first", "dspark"])
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, form, tiny_checkpoint, tmp_path):
     """Of requests of all kinds, in a cache that is too small for them: some are preempted in mid-draft."""
@@ -220,7 +221,30 @@ FLASH: list[tuple[dict[str, Any], str]] = [
     ({"speculators_model_type": "dspark"}, "speculators_model_type: 'dspark' is not supported"),
     ({"speculators_model_type": "dflash"}, "aux_hidden_state_layer_ids: missing"),
 ]
-WRONG = [("specforge", *one) for one in EAGLE] + [("z-lab", *one) for one in FLASH]
+SPARK: list[tuple[dict[str, Any], str]] = [
+    (
+        {"speculators_model_type": None},
+        "speculators_model_type: missing: DSpark heads are run in speculators' form",
+    ),
+    ({"speculators_model_type": "dflash"}, "speculators_model_type: 'dflash' is not supported"),
+    ({"markov_head_type": "gated"}, "markov_head_type: 'gated' is not supported; supported: \"vanilla\""),
+    ({"markov_rank": 9}, r"markov_head.markov_w1.weight has shape \(211, 8\), config.json wants \(211, 9\)"),
+    ({"markov_rank": 0}, "markov_rank: 0 leaves nothing that confidence_head_with_markov could read"),
+    (
+        {"enable_confidence_head": False},
+        "confidence_head.proj.bias is there, and no field of config.json asks",
+    ),
+    (
+        {"confidence_head_with_markov": False},
+        r"confidence_head.proj.weight has shape \(1, 56\), .* \(1, 48\)",
+    ),
+    ({"mask_token_id": 211}, "mask_token_id: 211 is none of the 211 of vocab_size"),
+]
+WRONG = [
+    *(("specforge", *one) for one in EAGLE),
+    *(("z-lab", *one) for one in FLASH),
+    *(("dspark", *one) for one in SPARK),
+]
 
 
 @pytest.mark.parametrize(("form", "fields", "told"), WRONG)
@@ -281,7 +305,7 @@ def test_tokens_beyond_the_vocabulary_are_refused_when_they_are_read(tiny_checkp
         colocated(source, config(draft=f"eagle3:{head}"))
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize(
     ("text", "head", "tokens"),
     [("/a/b", "/a/b", None), ("/a/b:4", "/a/b", 4), ("/a:b", "/a:b", None), ("/a:7:2", "/a:7", 2)],
@@ -293,7 +317,7 @@ def test_a_folder_stands_behind_the_method(method, text, head, tokens):
     assert choice_of(json.dumps(words)) == choice
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+@pytest.mark.parametrize("method", ["eagle3", "dflash", "dspark"])
 @pytest.mark.parametrize("text", ["", ":", ":/a:0", ":/a:17"])
 def test_a_head_without_a_folder_or_with_too_many_tokens_is_refused(method, text):
     with pytest.raises(ConfigError, match=rf"{method}:FOLDER:N|from 1 to 16"):

@@ -393,7 +393,7 @@ def test_a_cluster_file_says_how_drafts_are_started(
     for drafter, words in (
         ("ngram", "Start it with --draft ngram:2"),
         ("dflash", "Start it with --draft dflash:PATH:2"),
-        ("dspark", "has no such drafts"),
+        ("dspark", "Start it with --draft dspark:PATH:2"),
     ):
         line = f"--model nano --pool cpu-host=2 --context 512 --draft {drafter}:2 --acceptance 0.9 --cluster {path}"
         assert call(capsys, line)[0] == 0

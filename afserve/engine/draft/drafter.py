@@ -18,7 +18,7 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft((), ())
 SEARCHERS = frozenset({"ngram", "suffix"})
 """Who reads a sequence's text to guess."""
-LAYERS = frozenset({"mtp", "eagle3", "dflash", "model"})
+LAYERS = frozenset({"mtp", "eagle3", "dflash", "dspark", "model"})
 """Who guesses behind each step."""
 
 

@@ -56,6 +56,7 @@ class StatsByDrafter:
     mtp: DrafterStats = group(DrafterStats(), drafter="mtp")
     eagle3: DrafterStats = group(DrafterStats(), drafter="eagle3")
     dflash: DrafterStats = group(DrafterStats(), drafter="dflash")
+    dspark: DrafterStats = group(DrafterStats(), drafter="dspark")
     model: DrafterStats = group(DrafterStats(), drafter="model")
     forced: DrafterStats = group(DrafterStats(), drafter="forced")
     prediction: DrafterStats = group(DrafterStats(), drafter="prediction")

@@ -23,7 +23,6 @@ from afserve.families.drafters.heads import (
     fitting,
     layer_fields,
     open_head,
-    refuse,
 )
 from afserve.families.pattern.family import given
 from afserve.families.reading.layers import FULL, SLIDING, layer_types
@@ -81,15 +80,15 @@ def load_dflash(folder: str, target: ModelSpec) -> DflashSpec:
         raise fields.error(
             f"beside it stands {_MASK}, and a mask apart from the embedding is not read", "mask_token_id"
         )
-    found = _of_speculators(fields) if fields.has("speculators_model_type") else _plain(fields, target)
-    if found.mask >= found.vocab_size:
-        refuse(fields, found, f"mask_token_id: {found.mask} is none of the {found.vocab_size} of vocab_size")
-    return fitting(fields, found, target)
-
-
-def _of_speculators(fields: ConfigFields) -> DflashSpec:
-    """Its layers are counted as here: 0 is the embedding."""
+    if not fields.has("speculators_model_type"):
+        return fitting(fields, _plain(fields, target), target)
     fields.known_only("speculators_model_type", "dflash")
+    return fitting(fields, of_speculators(fields, newest=False), target)
+
+
+def of_speculators(fields: ConfigFields, *, newest: bool) -> DflashSpec:
+    """Its layers are counted as here: 0 is the embedding. `newest`: `from_newest` where nothing says so. Raises
+    CheckpointError or ConfigError."""
     fields.known_only("sliding_window_non_causal", False)
     inner = fields.inner(fields.section("transformer_layer_config"), "transformer_layer_config")
     behind = fields.integers("aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
@@ -99,7 +98,7 @@ def _of_speculators(fields: ConfigFields) -> DflashSpec:
             "aux_hidden_state_layer_ids",
         )
     block = fields.integer("block_size", default=8)
-    return _spec(fields, inner, fields, behind, block, fields.flag("sample_from_anchor", False))
+    return _spec(fields, inner, fields, behind, block, fields.flag("sample_from_anchor", newest))
 
 
 def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
@@ -143,7 +142,7 @@ def _spec(
     filled.known_only("is_neox_style", True)
     layers, causal = _layers(filled, own)
     vocabulary = filled.integer("vocab_size")
-    return DflashSpec(
+    found = DflashSpec(
         layers,
         filled.integer("hidden_size"),
         vocabulary,
@@ -155,6 +154,9 @@ def _spec(
         from_newest,
         causal,
     )
+    if found.mask >= vocabulary:
+        raise fields.refuse("mask_token_id", f"is none of the {vocabulary} of vocab_size")
+    return found
 
 
 def _layers(fields: ConfigFields, own: ConfigFields) -> tuple[tuple[LayerSpec, ...], tuple[bool, ...]]:

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 
 from afserve.drafts import DraftChoice, DraftMethod
 from afserve.families.drafters.dflash import DflashSpec, load_dflash
+from afserve.families.drafters.dspark import DsparkSpec, load_dspark
 from afserve.families.drafters.eagle import EagleSpec, load_eagle
 from afserve.spec import ModelSpec
 
-AnyHead = EagleSpec | DflashSpec
+AnyHead = EagleSpec | DflashSpec | DsparkSpec
 _READERS: Mapping[DraftMethod, Callable[[str, ModelSpec], AnyHead]] = {
     DraftMethod.EAGLE3: load_eagle,
     DraftMethod.DFLASH: load_dflash,
+    DraftMethod.DSPARK: load_dspark,
 }
 
 

@@ -61,7 +61,11 @@ class DflashHead(Head):
         """What each of these rows guesses by itself."""
         found = list[Guess]()
         for row_S in torch.tensor(rows, device=normed_RH.device).split(_SCORED):
-            scores_SD = self.normed_scores(normed_RH[row_S])
-            tokens = self.target_ids(self._ops.argmax(scores_SD).tolist())
-            found += map(Guess, tokens, scores_SD.softmax(1).amax(1).tolist())
+            found += self.chosen(self.normed_scores(normed_RH[row_S]))
         return found
+
+    def chosen(self, scores_SD: Tensor, chance_S: Tensor | None = None) -> list[Guess]:
+        """The highest of each row; how likely it is right by the scores where nobody else says it."""
+        chance_S = scores_SD.softmax(1).amax(1) if chance_S is None else chance_S
+        tokens = self.target_ids(self._ops.argmax(scores_SD).tolist())
+        return [*map(Guess, tokens, chance_S.tolist())]
