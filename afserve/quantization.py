@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Layout = Literal["pack-quantized", "scaled", "gptq", "awq", "mxfp4", "q4_0", "mixed"]
+NATIVE_FP8_BITS = 8 + 64 * 8 / (128 * 64)
+"""Of a weight in blocks of FP8 natively: a byte, and its share of the cache line of scales that 128 inputs of 64
+outputs have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,9 @@ from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
+from afserve.quantization import NATIVE_FP8_BITS
 from afserve.spec import ModelSpec
 from afserve.spec_parts import projections_of
-
-NATIVE_FP8_BITS = 8 + 64 * 8 / (128 * 64)
-"""Of a weight natively: a byte, and its share of the cache line of scales that 128 inputs of 64 outputs have."""
 
 
 @dataclass(frozen=True, slots=True)

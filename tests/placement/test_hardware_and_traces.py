@@ -1,14 +1,16 @@
 """Hardware files, lengths, traces: what is read, and how mistakes are named."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from afserve.cli.plan.catalog import load_hardware
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf.hardware import hardware_from_table
+from afserve.placement.planner.perf.ffn import expert_layer
+from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
 from afserve.placement.planner.perf.trace_reader import read_trace
 from afserve.placement.planner.perf.workload import Lengths, from_lengths, parse_lengths
 
@@ -29,6 +31,27 @@ def test_every_file_loads_and_sources_each_figure(path: Path) -> None:
 def test_a_chip_without_fp8_units_computes_it_in_bf16() -> None:
     a800 = load_hardware("a800")
     assert a800.flops("fp8") == a800.flops_bf16 == a800.flops("fp4")
+
+
+def test_experts_on_a_cpu_go_by_its_instructions() -> None:
+    curves, shape = load_curves("h200"), load_model("deepseek-v3")
+
+    def seconds(host: Hardware, precision: str, rows: float) -> float:
+        one = np.array([1.0])
+        return float(expert_layer(shape, host, curves, precision, rows * one, one)[0])
+
+    for name in ("cpu-host", "cpu-ddr5-8ch", "cpu-avx2-16ch", "cpu-grace"):
+        host = load_hardware(name)
+        read = shape.experts.elems * 0.5625 / host.bandwidth
+        assert read < seconds(host, "int4", 1) < 2.2 * read, "one row waits for weights"
+        assert seconds(host, "bf16", 1) > 2 * seconds(host, "int4", 1)
+        assert seconds(host, "int4", 512) > 3 * seconds(host, "int4", 1), "many rows wait for products"
+        assert ("not measured" in curves.of_experts(host.isa, "int4").source) == (name == "cpu-grace")
+        slow = replace(host, bandwidth=host.bandwidth / 2)
+        assert seconds(slow, "int4", 1) > 1.8 * seconds(host, "int4", 1), "a host with one of two sockets"
+    assert (
+        curves.of_experts("", "fp8") is curves.of_experts("generic", "fp8") is curves.pick("experts", "fp8")
+    )
 
 
 def test_alias_and_price() -> None:

@@ -279,7 +279,7 @@ def test_simulate_with_a_pilot(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and values["requests"] == 2000, err
     alone, pilot = values["left_alone"], values["pilot"]
     assert not alone["changes"] and pilot["changes"], "a fifth of the load needs fewer devices"
-    assert pilot["device_hours"] < alone["device_hours"] and pilot["inside_targets"] > 0.9
+    assert pilot["device_hours"] < alone["device_hours"] and pilot["attainment"] > 0.9
     assert "inside both targets" in call(capsys, line)[1]
     for flags, why in (
         ("--kind afd --prompts apart --pilot --lose experts@3s", "--lose is not played with it"),

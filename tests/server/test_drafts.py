@@ -6,6 +6,7 @@ from dataclasses import replace
 import openai
 import pytest
 
+from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.request import MAX_DRAFT, Predicted, SamplingParams, TokenEvent
 from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.prepared import from_bytes, to_bytes
@@ -172,15 +173,21 @@ def test_it_travels_from_a_text_process(checkpoint, tokenizer):
 
 def test_what_is_told_again_counts_once():
     choice = RecordedChoice()
+    found = {"cached_tokens": 48, "found_below": FoundBelow(host=32)}
     for tokens, predicted in (((1,), Predicted(0, 2)), ((2, 3, 4), Predicted(2, 1)), ((5,), Predicted(0, 4))):
-        choice.add_event(TokenEvent(7, tokens, predicted=predicted), TextPiece("x", len(tokens)))
+        choice.add_event(TokenEvent(7, tokens, predicted=predicted, **found), TextPiece("x", len(tokens)))
+        found = {}
     end = TokenEvent(7, (6, 7), "stop", predicted=Predicted(1, 0))
     choice.add_event(end, TextPiece("x", 2, finish_reason="stop"))
     for border in range(8):
         told = list(choice.again(border))
         assert [token for event in told for token in event.token_ids] == [1, 2, 3, 4, 5, 6, 7]
         assert [event.predicted for event in told if any(event.predicted)] == [Predicted(3, 7)]
+        assert [event.cached_tokens for event in told] == [48] + [0] * (len(told) - 1)
+        assert [event.found_below for event in told] == [FoundBelow(host=32)] + [NONE_BELOW] * (len(told) - 1)
     assert [event.predicted for event in split(end)] == [Predicted(1, 0), Predicted()]
+    first = TokenEvent(7, (1, 2), found_below=FoundBelow(disk=16))
+    assert [event.found_below for event in split(first)] == [FoundBelow(disk=16), NONE_BELOW]
 
 
 def test_the_document_has_both(http):

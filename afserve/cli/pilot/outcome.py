@@ -57,14 +57,7 @@ def class_values(found: Comparison, mix: ClassShares) -> dict[str, Any]:
 
 
 def _row(one: PlayedDay) -> dict[str, Any]:
-    return {
-        "attainment": round(one.met, 4),
-        "late_first_tokens": round(one.first_late, 4),
-        "late_answers": round(one.rest_late, 4),
-        "device_hours": round(one.device_hours, 1),
-        "changes": one.change_count,
-        "most_devices": one.most,
-    }
+    return {**one.figures(), "changes": one.change_count, "most_devices": one.most}
 
 
 def replay_text(values: dict[str, Any]) -> str:

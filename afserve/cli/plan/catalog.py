@@ -106,8 +106,9 @@ def load_curves(
     precision: Precision | None = None,
     option: str = "curves",
 ) -> CurveSet:
-    """Fitted efficiency curves: a name in configs/hardware/fits, a path, or the JSON lines that `afserve bench`
-    measured on this machine, which are fitted here for that shape, chip and precision. `option` is named in errors."""
+    """Fitted efficiency curves: a name in configs/hardware/fits, a path, both with those of experts on CPUs beside
+    them, or the JSON lines that `afserve bench` measured on this machine, which are fitted here for that shape, chip
+    and precision. `option` is named in errors."""
     path = Path(name)
     if path.suffix == ".jsonl" and shape and chip and precision:
         lines = read_lines(path, option)
@@ -119,7 +120,9 @@ def load_curves(
     if not path.is_file():
         known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
         raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
-    return curves_from_table(str(path), _read_toml(path))
+    found, kernels = curves_from_table(str(path), _read_toml(path)), CONFIGS / "cpu_kernels.toml"
+    found.curves = {**curves_from_table(str(kernels), _read_toml(kernels)).curves, **found.curves}
+    return found
 
 
 def load_lengths() -> tuple[MeasuredLengths, ...]:

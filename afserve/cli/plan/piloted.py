@@ -156,13 +156,8 @@ def _packets(work: Workload, rate: float, count: int, rng: np.random.Generator) 
 
 
 def _row(one: PlayedDay) -> dict[str, Any]:
-    return {
-        "inside_targets": round(one.met, 4),
-        "late_first_tokens": round(one.first_late, 4),
-        "late_answers": round(one.rest_late, 4),
-        "device_hours": round(one.device_hours, 2),
-        "changes": [{"at_s": round(at, 1), "sizes": str(sizes)} for at, sizes in one.changes[1:]],
-    }
+    changes = [{"at_s": round(at, 1), "sizes": str(sizes)} for at, sizes in one.changes[1:]]
+    return {**one.figures(), "changes": changes}
 
 
 def pilot_text(values: dict[str, Any]) -> str:
@@ -174,7 +169,7 @@ def pilot_text(values: dict[str, Any]) -> str:
     for name, words in (("left_alone", "left alone"), ("pilot", "pilot")):
         row = values[name]
         lines.append(
-            f"{words:10} {row['inside_targets']:8.2%} inside both targets, {row['device_hours']:,.1f} device hours, "
+            f"{words:10} {row['attainment']:8.2%} inside both targets, {row['device_hours']:,.1f} device hours, "
             f"{len(row['changes'])} changes"
         )
     return "\n".join(lines + _changes(values["pilot"]["changes"]))

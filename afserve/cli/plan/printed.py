@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from afserve.cli.plan.aligned import aligned
+from afserve.cli.plan.report_assumed import host_notes
 from afserve.placement.planner.bound_one import alone_words
-from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.plan import Plan
@@ -85,13 +85,8 @@ def notes_of(question: Question) -> list[str]:
             f"{', '.join(narrow)} without {precision} units: weights are stored in {precision} and multiplied in a "
             "wider type"
         )
+    found += host_notes(question)
     curves = question.setting.curves
-    hosts = [pool.chip.name for pool in question.pools if on_cpu(pool.chip.name) and curves.checked]
-    if hosts:
-        found.append(
-            f"curves of {curves.name} are of GPU kernels and say little about {', '.join(hosts)}. Run `afserve bench "
-            "calibrate --out mine.jsonl` there and plan with --engine mine.jsonl"
-        )
     counted, layers = question.setting.routing.counted_layers, question.setting.shape.experts.layers
     if counted and counted != layers:
         found.append(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
 from afserve.placement.planner.question import USEFUL, Question
@@ -133,3 +134,19 @@ def _goal(question: Question, typed: Mapping[str, str]) -> Iterator[Assumed]:
     if question.tokens_per_second:
         yield Assumed("rate", f"{question.tokens_per_second:,.0f} tok/s", _from(typed, "rate"))
     yield Assumed("objective", question.objective, _from(typed, "objective"))
+
+
+def host_notes(question: Question) -> list[str]:
+    """What is known of CPU hosts where nothing was calibrated."""
+    curves, precision = question.setting.curves, question.setting.precision.experts
+    hosts = [pool.chip for pool in question.pools if on_cpu(pool.chip.name) and curves.checked]
+    if not hosts:
+        return []
+    sources = {chip.isa: curves.of_experts(chip.isa, precision).source for chip in hosts if chip.isa}
+    found = [f"experts with {isa} instructions: {source}" for isa, source in sorted(sources.items())]
+    return [
+        *found,
+        f"{'the other ' if found else ''}curves of {curves.name} are of GPU kernels and say little about "
+        f"{', '.join(chip.name for chip in hosts)}. Run `afserve bench calibrate --out mine.jsonl` there and plan with "
+        "--engine mine.jsonl",
+    ]

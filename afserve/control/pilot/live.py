@@ -8,9 +8,10 @@ from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.sizes import PoolSizes
 from afserve.control.wire.load_values import GatewayLoad, LoadCounts, added
 from afserve.engine.stats import AttentionStats, ExpertStats
-from afserve.member import AttentionPhase, NodeId, Role
+from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 _PREFILL, _DECODE, _EXPERTS = range(3)
+_POOLS = {"prefill": _PREFILL, "decode": _DECODE, "attention": _DECODE, "experts": _EXPERTS}
 
 
 class LiveView:
@@ -40,6 +41,12 @@ class LiveView:
         if node.role is Role.EXPERT:
             return _EXPERTS
         return _PREFILL if self._state.phase_of(node.index) is AttentionPhase.PREFILL else _DECODE
+
+    def names(self, pool: str) -> list[str]:
+        """Of the nodes that stay, of a pool by its name."""
+        wanted = _POOLS[pool]
+        staying = self._state.staying()
+        return [str(node) for node in staying if node.role in MODEL_ROLES and self._pool(node) == wanted]
 
     def sizes(self) -> PoolSizes:
         """Nodes that serve and stay."""

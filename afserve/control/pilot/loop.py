@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
+from afserve.control.pilot.acting import PoolChanges
 from afserve.control.pilot.advice import Advice
 from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.policy import Policy
 from afserve.control.pilot.settings import ACT, pool_names
-from afserve.control.wire.change_values import Change, Changed, ScaleTo
 from afserve.control.wire.view_values import PilotView
 from afserve.errors import AfserveError
 
@@ -24,20 +24,20 @@ _SHOWN = 5  # advices, and outcomes
 
 
 class PilotLoop:
-    """`observe` says what there is, `change` asks for other numbers of nodes as people do, `may_act`: now."""
+    """`observe` says what there is, `changes` asks for others as people do, `may_act`: now."""
 
     def __init__(
         self,
         mode: str,
         policy: Policy,
         observe: Callable[[], Observed],
-        change: Callable[[Change], Changed],
+        changes: PoolChanges,
         clock: Clock,
         look_seconds: float = LOOK_SECONDS,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         self.policy = policy
-        self._mode, self._observe, self._change, self._clock = mode, observe, change, clock
+        self._mode, self._observe, self._changes, self._clock = mode, observe, changes, clock
         self._may_act = may_act
         self._seconds = look_seconds
         self._advice = Adviser("the pilot, which sizes pools")
@@ -70,10 +70,8 @@ class PilotLoop:
             self._act(advice)
 
     def _act(self, advice: Advice) -> None:
-        old, new = pool_names(advice.old), pool_names(advice.new)
-        wanted = {pool: str(count) for pool, count in new.items() if count != old.get(pool)}
         try:
-            self._change(ScaleTo(wanted))
+            self._changes.follow(advice.old, advice.new)
         except AfserveError as error:  # such as no room for more: an answer, and no fault of the pilot
             self._counts["refused"] += 1
             if error.message != self._said_refusal:

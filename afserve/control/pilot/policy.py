@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from afserve.control.pilot.advice import Advice, Effect, Outcome
 from afserve.control.pilot.classes import ClassAim, ClassMix
+from afserve.control.pilot.coming import ComingDemand
 from afserve.control.pilot.judge import Interval, Judge
-from afserve.control.pilot.observed import MeanLengths, Observed, SeenWindow
+from afserve.control.pilot.observed import Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
-from afserve.control.pilot.predict import Forecast, Windows
+from afserve.control.pilot.predict import Windows
 from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 from afserve.control.wire.view_values import IN_TIME
 
@@ -23,8 +24,9 @@ _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
 _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
-_KEEPS = 1.12  # times the nodes that are needed: so many a change for more may leave
-_AFTER_JUMP = 1 / 3  # of `hold`, after which a pool that has grown for a jump may shrink
+_KEEPS = 1.08  # times the nodes that are needed: so many a change for more may leave
+_LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
+_AFTER_JUMP = 1 / 6  # of `hold`, after which a pool that has grown for a jump may shrink
 _FULL = 0.95  # of all nodes that there may be
 _MINUTE = 60.0
 _KEPT = 20  # advices and outcomes that are remembered
@@ -72,7 +74,7 @@ class Policy:
         self.advices: deque[Advice] = deque(maxlen=_KEPT)
         self.outcomes: deque[Outcome] = deque(maxlen=_KEPT)
         self._planner = planner
-        self._rate, self._lengths = Forecast(self.rules.windows), MeanLengths()
+        self._coming = ComingDemand(self.rules.windows)
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
         self._changed = self._late_noted = self._jumped = -math.inf
@@ -85,8 +87,8 @@ class Policy:
     def figures(self) -> dict[str, float]:
         """What it goes by, for people."""
         return {
-            "rate": self._rate.present_rate,
-            "rate_soon": self._rate.soon(self.rules.again, self.rules.deviations),
+            "rate": self._coming.rate.present_rate,
+            "rate_soon": self._coming.rate.soon(self.rules.again, self.rules.deviations),
             "ttft_within": math.exp(self.judge.ttft.width),
             "tpot_within": math.exp(self.judge.tpot.width),
             **{f"{IN_TIME}{name}": share for name, share in self._mix.in_time.items()},
@@ -98,19 +100,19 @@ class Policy:
         """What to do now, if anything. Whoever does it need not say so: the next look shows it."""
         self._note(seen)
         self._judge(seen)
-        if not self._settled(seen) or not (self._lengths.known and self._planner.model.ready):
+        if not self._settled(seen) or not (self._coming.lengths.known and self._planner.model.ready):
             return None
         wanted, room = self._corrected(), self.judge.headroom.factor
-        soon = self._demand(self.rules.again + self._change_seconds)
-        later = self._demand(self.rules.hold).times(room)
+        soon = self._coming.within(self.rules.again + self._change_seconds, _LIKELY)
         self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
         while self._plans[0][0] < seen.at - self._hold:
             self._plans.popleft()
         calm = seen.at - self._changed >= self.rules.hold / 2
         least = soon.times(1 + _LEFT * (room - 1) * calm)
         if not self._planner.expect(seen.sizes, least, wanted).meets(wanted):
-            return self._more(seen, least, later, wanted)
-        return self._fewer(seen, later, wanted)
+            most = self._coming.within(self.rules.hold, self.rules.deviations)
+            return self._more(seen, least, most.times(room), wanted)
+        return self._fewer(seen, self._coming.within(self.rules.hold, _LIKELY).times(room), wanted)
 
     def _note(self, seen: Observed) -> None:
         if self._seen and not seen.follows(self._seen[-1]):
@@ -118,10 +120,9 @@ class Policy:
             self._open = None
         if self._seen:
             happened = seen.since(self._seen[-1])
-            self._rate.note_arrivals(seen.at, happened.seconds, happened.load.came)
-            if self._rate.jumped:
+            self._coming.note_window(seen.at, happened, (self._seen[-1].running + seen.running) / 2)
+            if self._coming.rate.jumped:
                 self._jumped = seen.at
-            self._lengths.note_window(happened)
             self._mix.note_window(seen.at, happened)
             if self._seen[-1].sizes == seen.sizes:
                 self._planner.learn_rates(happened)
@@ -153,7 +154,7 @@ class Policy:
         """How wrong what is expected of sizes that stay has been: of no change it is surer."""
         if not self._planner.model.ready:
             return
-        demand = window.demand(self._lengths)
+        demand = window.demand(self._coming.lengths)
         said = self._effect(self._planner.expect(window.sizes, demand, TargetTimes()))
         if window.tpot is not None:
             self.judge.tpot.note_standing(said.tpot, window.tpot)
@@ -162,9 +163,9 @@ class Policy:
 
     def _correct(self, window: SeenWindow) -> None:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
-        if not (self._lengths.known and window.rate and self._planner.model.ready):
+        if not (self._coming.lengths.known and window.rate and self._planner.model.ready):
             return
-        expected = self._planner.expect(window.sizes, window.demand(self._lengths), TargetTimes())
+        expected = self._planner.expect(window.sizes, window.demand(self._coming.lengths), TargetTimes())
         if not expected.fits or max(expected.busy) > _BUSY:
             return
         if window.tpot is not None:
@@ -195,14 +196,10 @@ class Policy:
             self._unsettled_since = None
         return True
 
-    def _demand(self, seconds: float) -> Demand:
-        """The most within so long from now."""
-        return self._lengths.demand(self._rate.soon(seconds, self.rules.deviations))
-
     # ---- what to do
 
     def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: TargetTimes) -> Advice | None:
-        if seen.at - self._changed < self.rules.again and not self._rate.jumped:
+        if seen.at - self._changed < self.rules.again and not self._coming.rate.jumped:
             return None
         new = self._planner.best_effort(later, wanted)
         both = new.at_least(seen.sizes)  # what is there and may be needed again soon stays
@@ -262,7 +259,7 @@ class Policy:
         if self._said(seen, new):
             return None
         self._numbers += 1
-        present = self._lengths.demand(self._rate.present_rate)
+        present = self._coming.now()
         after, stay = (
             self._effect(self._planner.expect(at, present, TargetTimes())) for at in (new, seen.sizes)
         )
@@ -271,7 +268,7 @@ class Policy:
         if self._open is None or self._open.advice.old != seen.sizes:
             self._open = _Open(advice)
         more = new.total > seen.sizes.total
-        self._for_jump = more and (self._rate.jumped or self._for_jump)
+        self._for_jump = more and (self._coming.rate.jumped or self._for_jump)
         self._changed = seen.at
         self._plans.clear()
         return advice

@@ -33,6 +33,19 @@ class PoolSizes(NamedTuple):
     def at_most(self, other: "PoolSizes") -> "PoolSizes":
         return PoolSizes(*map(min, self, other))
 
+    def turns(self, new: "PoolSizes") -> int:
+        """How many of those that read prompts decode in `new` sizes, where fewer read and more decode; below 0 the
+        other way round."""
+        less, more = self.prefill - new.prefill, new.decode - self.decode
+        if not (self.prefill and new.prefill) or less * more <= 0:
+            return 0
+        return min(less, more) if less > 0 else max(less, more)
+
+    def turned(self, new: "PoolSizes") -> "PoolSizes":
+        """Once they have, and before anybody comes or goes."""
+        count = self.turns(new)
+        return self._replace(prefill=self.prefill - count, decode=self.decode + count)
+
 
 class Limits(NamedTuple):
     """Between which sizes a pilot may move; how many nodes there may be in all, and that read or decode. `prices` are

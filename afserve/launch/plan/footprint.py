@@ -9,7 +9,7 @@ from afserve.config import AUTO, ModelSource
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
-from afserve.quantization import Quantization
+from afserve.quantization import NATIVE_FP8_BITS, Quantization
 from afserve.spec import BYTES, ModelSpec
 from afserve.spec_parts import projections_of
 
@@ -20,7 +20,8 @@ STORED_BITS = (
     4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers, on GPUs bytes
 )
 MXFP4_BITS = 4.25  # on GPUs
-FP8_BITS = 8 + 32 / 128**2  # a byte, and its share of a float32 scale for a block of 128 x 128; on CPUs 8.06
+_FP8_BITS = 8 + 32 / 128**2  # on GPUs: a byte, and its share of a float32 scale for a block of 128 x 128
+_KEPT_BITS = {"fp8": _FP8_BITS, "native fp8": NATIVE_FP8_BITS, "mxfp4": MXFP4_BITS}
 _SPARE = 0.10  # of the free memory, left to everything else on the machine
 
 
@@ -57,12 +58,13 @@ def needs(
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
-    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `fp8`, `stored` in int4,
-    or on GPUs `mxfp4`."""
+    """What experts are kept in: as asked for, or, where auto leaves a checkpoint's own codes, `stored` in int4,
+    `native fp8`, or on GPUs `fp8` or `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
     if asked == AUTO and spec.fp8_block == (128, 128):
-        return "fp8" if _stays_fp8(spec, wishes, computed_dtype(spec, source), on_gpu) else asked
+        kept = "fp8" if on_gpu else "native fp8"
+        return kept if _stays_fp8(spec, wishes, computed_dtype(spec, source), on_gpu) else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
     stored = blocks or (how is not None and how.regular and asked != "int8")
     rows = on_gpu or computed_dtype(spec, source) != "float16"
@@ -96,8 +98,8 @@ def role_bytes(
     own, routed = _own_bytes(spec, size, dense_dtype, gguf), spec.routed_parameters()
     if how is not None and how.gguf:
         return own, int(routed * how.expert_bits / 8)
-    if expert_dtype in ("fp8", "mxfp4"):
-        return own, int(routed * (FP8_BITS if expert_dtype == "fp8" else MXFP4_BITS) / 8)
+    if expert_dtype in _KEPT_BITS:
+        return own, int(routed * _KEPT_BITS[expert_dtype] / 8)
     if expert_dtype in ("int4", "stored"):
         bits = INT4_BITS
         if how is not None and not how.e2m1:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
+from afserve.control.pilot.acting import PoolChanges
 from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.hours import Hours
 from afserve.control.pilot.live import LiveView
@@ -106,6 +107,7 @@ def pilot_loop(
 
     policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules, plan.classes)
     look = min(LOOK_SECONDS, rules.windows.short / 4)
+    changes = PoolChanges(changing.change, view.names)
     return PilotLoop(
-        plan.mode, policy, observe, changing.change, clock, look, lambda: plan.hours.hold_at(time.localtime())
+        plan.mode, policy, observe, changes, clock, look, lambda: plan.hours.hold_at(time.localtime())
     )

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from afserve.engine.scheduling.found_below import NONE_BELOW
 from afserve.engine.scheduling.request import (
     NOT_PREDICTED,
     Predicted,
@@ -129,6 +130,7 @@ class RecordedChoice:
                 prompt_logprobs=first.prompt_logprobs if start == 0 else (),
                 routed=joined(self.routed) if start == 0 else None,
                 cached_tokens=first.cached_tokens if start == 0 else 0,
+                found_below=first.found_below if start == 0 else NONE_BELOW,
                 predicted=self.predicted if start == 0 else NOT_PREDICTED,
             )
 
@@ -218,5 +220,6 @@ def split(event: TokenEvent) -> Iterator[TokenEvent]:
             prompt_logprobs=event.prompt_logprobs if i == 0 else (),
             routed=event.routed if i == 0 else None,
             cached_tokens=event.cached_tokens if i == 0 else 0,
+            found_below=event.found_below if i == 0 else NONE_BELOW,
             predicted=event.predicted if i == 0 else NOT_PREDICTED,
         )

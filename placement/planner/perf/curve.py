@@ -102,6 +102,14 @@ class CurveSet:
             return self.model_spread
         return 1.0 if hardware.lower().startswith("cpu") else 2 * self.model_spread
 
+    def of_experts(self, isa: str, precision: str) -> Curve:
+        """Of a CPU's instructions where they were measured or counted, else of GPU kernels, or of one's own machine."""
+        for known in (precision, *_FALLBACK.get(precision, ())):
+            found = self.curves.get(f"experts.{isa}.{known}")
+            if found is not None:
+                return found
+        return self.pick("experts", precision)
+
     def pick(self, operation: str, precision: str, kind: str = "") -> Curve:
         names = [_KINDS.get(kind, kind)] if kind else []
         for known in (precision, *_FALLBACK.get(precision, ())):

@@ -33,7 +33,7 @@ def expert_layer(
     """
     elems = shape.experts.elems
     row = shape.expert_row
-    curve = curves.pick("experts", precision)
+    curve = curves.of_experts(chip.isa, precision)
     traffic = rows * curve.row_bytes * _ACTIVATION * (2 * row + elems / row)
     read = active * elems * PRECISIONS[precision] + traffic
     flops = 2 * elems * (rows + curve.pad_rows * active)

@@ -20,7 +20,8 @@ class Hardware:
     `devices` share a node; `fast_domain` devices share the fast link (72 in an NVL72 rack, 1 = none). reduce,
     reduce_latency: bytes of the message per second, and seconds, of an all-reduce over the network where that was
     measured (0: not). sources: where a figure is from, by its key in the file. rows_of: the known chip with the same
-    figures, where the name is another. maker: of the chip.
+    figures, where the name is another. maker: of the chip. isa: the instructions of a CPU that compute experts,
+    as `afserve up --isa` names them; "" for other devices, or where nobody said.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Hardware:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     rows_of: str = field(default="", compare=False)
     maker: str = "nvidia"
+    isa: str = ""
 
     @property
     def rows_name(self) -> str:
@@ -105,6 +107,7 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         reduce_latency=node.number("reduce_latency_us", 0.0) * 1e-6,
         sources=_sources(fields),
         maker=fields.section("meta").text("maker", "nvidia"),
+        isa=fields.section("meta").text("isa", ""),
     )
     return _checked(source, found)
 

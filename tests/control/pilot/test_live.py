@@ -8,6 +8,7 @@ import pytest
 
 from afserve.cli.status import pilot_lines
 from afserve.clock import FakeClock
+from afserve.control.pilot.acting import PoolChanges
 from afserve.control.pilot.advice import Advice, Effect
 from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import PilotLoop
@@ -17,7 +18,7 @@ from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy
 from afserve.control.pilot.settings import ACT, ADVISE
 from afserve.control.pilot.sizes import PoolSizes
-from afserve.control.wire.change_values import Change, Changed, ScaleTo
+from afserve.control.wire.change_values import Change, Changed, NewPhase, NewRole, ScaleTo
 from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts, added
 from afserve.control.wire.view_values import ClusterView
 from afserve.control.wire.views import decode_view, encode_view
@@ -28,6 +29,11 @@ from afserve.server.metrics.nodes import piloted
 from tests.control.pilot.world import LIMITS, WANTED, Told
 
 EFFECT = Effect(1.0, 0.02, (0.5, 2.0), (0.01, 0.04))
+NAMES = {
+    "prefill": ["attention-0", "attention-3"],
+    "decode": ["attention-1", "attention-2"],
+    "experts": ["expert-0", "expert-1"],
+}
 ADVICE = Advice(1, 0.0, PoolSizes(1, 2, 2), PoolSizes(1, 3, 2), "more comes", EFFECT, EFFECT)
 
 
@@ -48,10 +54,10 @@ def done(change: Change) -> Changed:
     return Changed({})
 
 
-def loop(mode, policy, change=done, clock=None):
-    return PilotLoop(
-        mode, policy, lambda: Observed(0.0, PoolSizes(1, 2, 2), PoolLoad()), change, clock or FakeClock()
-    )
+def loop(mode, policy, change=done, clock=None, may_act=lambda: True):
+    seen = Observed(0.0, PoolSizes(1, 2, 2), PoolLoad())
+    changes = PoolChanges(change, NAMES.__getitem__)
+    return PilotLoop(mode, policy, lambda: seen, changes, clock or FakeClock(), may_act=may_act)
 
 
 def test_who_advises_asks_for_nothing():
@@ -72,12 +78,49 @@ def test_who_acts_asks_for_the_pools_that_change():
     assert asked[-1] == ScaleTo({"attention": "1", "experts": "3"})
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "asked"),
+    [
+        ((2, 2, 2), (1, 3, 2), [NewPhase("attention-3", "decode")]),
+        ((2, 2, 2), (3, 1, 2), [NewPhase("attention-2", "prefill")]),
+        ((2, 2, 2), (1, 4, 3), [NewPhase("attention-3", "decode"), ScaleTo({"decode": "4", "experts": "3"})]),
+        ((2, 2, 2), (3, 3, 2), [ScaleTo({"prefill": "3", "decode": "3"})]),
+    ],
+)
+def test_nodes_that_are_there_take_another_part_before_others_come(old, new, asked):
+    did: list[Change] = []
+
+    def change(one: Change) -> Changed:
+        did.append(one)
+        return Changed({})
+
+    PoolChanges(change, NAMES.__getitem__).follow(PoolSizes(*old), PoolSizes(*new))
+    assert did == asked
+
+
+def test_where_there_is_no_room_a_node_gives_its_place_to_one_of_another_role():
+    did: list[Change] = []
+
+    def change(asked):
+        did.append(asked)
+        if isinstance(asked, ScaleTo):
+            raise DoesNotFitError("3 expert nodes need 40 GiB; this machine has 20")
+        return Changed({}, ("attention-4",) if isinstance(asked, NewRole) else ())
+
+    changes = PoolChanges(change, NAMES.__getitem__)
+    changes.follow(PoolSizes(2, 2, 2), PoolSizes(2, 3, 1))
+    assert did[1:] == [NewRole("expert-1", "attention"), NewPhase("attention-4", "decode")]
+    changes.follow(PoolSizes(2, 2, 2), PoolSizes(2, 1, 4))
+    assert did[4:] == [NewRole("attention-2", "expert")], "as far as nodes go, others come"
+    with pytest.raises(DoesNotFitError):
+        changes.follow(PoolSizes(2, 2, 2), PoolSizes(2, 2, 3))
+
+
 def test_outside_its_hours_it_only_advises():
     def never(change):
         raise AssertionError(f"{change} was asked for")
 
-    seen = Observed(0.0, PoolSizes(1, 2, 2), PoolLoad())
-    one = PilotLoop(ACT, Scripted(ADVICE), lambda: seen, never, FakeClock(), may_act=lambda: False)
+    one = loop(ACT, Scripted(ADVICE), never, may_act=lambda: False)
     one.look()
     assert one.view().counts["advised"] == 1 and not one.view().counts["acted"]
 
@@ -112,7 +155,7 @@ def test_a_fault_rests_the_pilot_and_goes_no_further(caplog):
 @pytest.mark.slow
 def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
     told = Told(sizes=PoolSizes(1, 1, 1))
-    one = PilotLoop(ADVISE, told.policy, told.seen, done, FakeClock())
+    one = PilotLoop(ADVISE, told.policy, told.seen, PoolChanges(done, NAMES.__getitem__), FakeClock())
     told.play(30, 900)
     view = one.view()
     assert decode_view(encode_view(ClusterView(1, (), pilot=view))).pilot == view
@@ -146,6 +189,24 @@ def test_those_that_read_prompts_do_not_run_yet():
     seen = LiveView(state).observe(1.0, members, [])
     assert seen.running == 50 + 500, "a node that does both decodes"
     assert seen.queued_tokens == 21
+
+
+def test_nodes_have_the_pool_of_what_they_do_now_and_those_that_leave_have_none():
+    phases = [AttentionPhase.PREFILL, AttentionPhase.DECODE, AttentionPhase.BOTH]
+    roles = (
+        (Role.ATTENTION, 0),
+        (Role.ATTENTION, 1),
+        (Role.ATTENTION, 2),
+        (Role.EXPERT, 0),
+        (Role.GATEWAY, 0),
+    )
+    state: Any = SimpleNamespace(
+        phase_of=phases.__getitem__, staying=lambda: [NodeId(role, index) for role, index in roles]
+    )
+    view = LiveView(state)
+    assert view.names("prefill") == ["attention-0"]
+    assert view.names("decode") == view.names("attention") == ["attention-1", "attention-2"]
+    assert view.names("experts") == ["expert-0"]
 
 
 def test_loads_of_gateways_add_up():

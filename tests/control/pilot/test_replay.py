@@ -79,6 +79,20 @@ def test_devices_are_paid_for_from_when_they_are_asked_for():
     assert found.device_hours == pytest.approx((19 * played - 10) / 3600, rel=0.01)
 
 
+def test_devices_that_read_decode_at_once_where_one_pool_gives_what_the_other_gets():
+    looks, asked = [], iter([PoolSizes(3, 4, 12)])
+
+    def once(seen):
+        looks.append((seen.sizes, seen.settled))
+        return next(asked, None)
+
+    found = play(World(STAGES, WANTED, start=30.0), steady(10, 600), PoolSizes(4, 2, 12), once)
+    assert looks[:2] == [(PoolSizes(4, 2, 12), True), (PoolSizes(3, 3, 12), False)]
+    assert looks[-1] == (PoolSizes(3, 4, 12), True) and found.changes[-1] == (10.0, PoolSizes(3, 4, 12))
+    played = math.ceil((600 - 1) / 10 / 10) * 10
+    assert found.device_hours == pytest.approx((19 * played - 10) / 3600, rel=0.01), "three are one more"
+
+
 def rates(packets, seconds):
     """Requests per second, by so many seconds of a day."""
     found = [0.0] * int(86_400 / seconds)

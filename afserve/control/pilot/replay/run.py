@@ -1,7 +1,8 @@
 """Plays arrivals on pools that somebody sizes, and counts: who was served in time, device hours, changes.
 
 A device is paid for from the moment that it is asked for; it serves `start` seconds later, and one that goes is paid
-for until then too. Whoever sizes is asked every few seconds and sees only what has happened.
+for until then too. Devices that read prompts decode at once, and the reverse, where one pool gives what the other
+gets. Whoever sizes is asked every few seconds and sees only what has happened.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,6 +52,15 @@ class PlayedDay:
     def most(self) -> int:
         return max(sizes.total for _, sizes in self.changes)
 
+    def figures(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "attainment": round(self.met, 4),
+            "late_first_tokens": round(self.first_late, 4),
+            "late_answers": round(self.rest_late, 4),
+            "device_hours": round(self.device_hours, 2),
+        }
+
     @property
     def change_count(self) -> int:
         """Changes, the first sizes not counted."""
@@ -77,6 +87,7 @@ def play_on(world: World, run: FlowRun | EventRun, sizer: Sizer) -> PlayedDay:
         asked = sizer(_observed(run, coming is None))
         if asked is not None and coming is None and asked != run.sizes and run.now <= until:
             changes.append((run.now, asked))
+            run.resize(run.sizes.turned(asked))
             coming = (run.now + world.start, asked)
             if not world.start:
                 run.resize(asked)
