@@ -17,6 +17,7 @@ import pytest
 
 from tests.by_day import leave_the_rest_to_the_night
 from tests.examples import QUICK_EXAMPLES, draw_at_most, draw_by_day, draw_by_night, draw_few
+from tests.warm.interpreter import TEXTS, WARM
 
 draw_by_day()
 
@@ -221,6 +222,14 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("caches")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_until_the_end(caches: Path) -> Iterator[None]:
+    """Interpreters that have started for some test."""
+    yield
+    for one in (WARM, TEXTS):
+        one.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

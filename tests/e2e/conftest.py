@@ -19,10 +19,10 @@ import pytest
 
 from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
-from tests.e2e.warm import ROOT, Forked, Warm
+from tests.patching import patch_library
+from tests.warm.interpreter import ROOT, WARM, Forked
 
 DEADLINE = 120.0
-WARM = Warm()
 T = TypeVar("T")
 
 
@@ -159,10 +159,19 @@ def servers() -> Iterator[Callable[..., Up]]:
     assert not [name for name in os.listdir("/dev/shm") if "afserve" in name]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def warm_until_the_end() -> Iterator[None]:
-    yield
-    WARM.close()
+@pytest.fixture
+def warm_fork_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of deployments that this process starts itself."""
+    from afserve.launch.processes import forker
+
+    WARM.address()
+    patch_library(monkeypatch, forker, "subprocess", Popen=WARM.fork_server)
+
+
+@pytest.fixture
+def warm_benches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What benches serve and measure."""
+    monkeypatch.setattr("bench.served.AFSERVE", WARM.command())
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from afserve.launch.plan.models import CONFIGS
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0
@@ -75,8 +74,7 @@ def test_it_is_one_line(refused, tmp_path: Path, file: str, data: bytes, complai
 )
 def test_what_the_gateway_reads_is_one_line_too(tmp_path: Path, file: str, data: bytes, complaint: str):
     broken(tmp_path, file, data)
-    command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = WARM.said("up", "--port", "0", "--model", str(tmp_path))
     assert done.returncode == 2
     is_one_line_of(done.stderr, tmp_path / file, complaint)
 
@@ -96,7 +94,6 @@ def test_a_config_that_its_checkpoint_contradicts_is_one_line_of_a_node(
     tmp_path: Path, name: str, value: object, complaint: str
 ):
     broken(tmp_path, "config.json", with_value(name, value))
-    command = [sys.executable, "-m", "afserve", "up", "--port", "0", "--model", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = WARM.said("up", "--port", "0", "--model", str(tmp_path))
     assert done.returncode == 2 and done.stderr.startswith("error: ")
     assert complaint in done.stderr and str(tmp_path) in done.stderr and done.stderr.count("\n") == 1

@@ -22,10 +22,12 @@ from afserve.config import ModelSource
 from afserve.kernels.ops import open_ops
 from afserve.launch.measure.others import CoreTime
 from afserve.launch.plan.models import find_model
+from afserve.launch.processes import forker
 from afserve.placement.planner.perf.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
 from bench.planner_self import judged_all, main, summaries
 from tests.patching import patch_library
+from tests.warm.interpreter import WARM
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
@@ -43,6 +45,7 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("calibration") / "nano.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         cores_of(patch, 1)
+        patch_library(patch, forker, "subprocess", Popen=WARM.fork_server)
         path.write_text("".join(json.dumps({"threads": 1, **row}) + "\n" for row in rows("nano", 1, TINY)))
     return path
 

@@ -29,10 +29,10 @@ from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from tests.arrows import backwards
+from tests.warm.interpreter import WARM, Forked
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
-AFSERVE = [sys.executable, "-m", "afserve"]
 DEADLINE = 120.0
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 CLUSTER = """
@@ -59,9 +59,7 @@ devices = 2
 
 
 def said_by(*args: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [*AFSERVE, *args], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
+    done = WARM.said(*args)
     return done.returncode, done.stderr
 
 
@@ -161,15 +159,14 @@ class Hosts:
         self.names = names
         self.addresses = ["10.213.8.1", "10.213.8.2"]
         self.folder = folder
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[Forked] = []
 
     def inside(self, host: int, *command: str) -> list[str]:
         return ["ip", "netns", "exec", self.names[host], *command]
 
-    def start(self, host: int, log: str, *args: str) -> subprocess.Popen[bytes]:
+    def start(self, host: int, log: str, *args: str) -> Forked:
         with open(self.folder / log, "wb") as file:
-            command = self.inside(host, *AFSERVE, *args)
-            process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+            process = WARM.run(args, file, network=f"/run/netns/{self.names[host]}")
         self.started.append(process)
         return process
 
@@ -245,7 +242,7 @@ def test_experts_on_another_host(up, hosts: Hosts, tmp_path: Path):
     assert "tcp, m = 2" in hosts.printed("up")
 
 
-def follow(hosts: Hosts, gateway: "subprocess.Popen[bytes]") -> "subprocess.Popen[bytes]":
+def follow(hosts: Hosts, gateway: Forked) -> Forked:
     """Do by hand what it says: copy the token, run the line."""
     command = re.compile(rf"^{re.escape(hosts.addresses[1])}:  afserve (host .*)$", re.MULTILINE)
     wait_for(lambda: command.search(hosts.printed("up")) or gateway.poll(), lambda: hosts.printed("up"))
@@ -309,7 +306,7 @@ def test_a_trace_of_two_hosts_is_one_file_with_what_a_killed_node_sent(
     assert any(e["ph"] == "i" and "expert-1 lost" in e["name"] for e in events)
 
 
-def node_of(host: "subprocess.Popen[bytes]", name: str) -> int:
+def node_of(host: Forked, name: str) -> int:
     """The pid of a node that this `afserve host` carries."""
     (found,) = [p for p in psutil.Process(host.pid).children(recursive=True) if p.name() == name]
     return int(found.pid)
@@ -334,7 +331,7 @@ def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts:
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     assert "tcp, between hosts, over TLS" in hosts.printed("up")
     (forks,) = [p for p in psutil.Process(gateway.pid).children() if p.name() == "afserve-fork"]
-    token = Path(forks.cmdline()[-1]) / "token"
+    token = Path(os.readlink(f"/proc/{forks.pid}/fd/1")).with_name("token")
     assert token.read_text() not in " ".join(" ".join(p.cmdline()) for p in family(gateway))
     (killed,) = [p for p in family(gateway) if p.name() == "expert-1"]
     killed.kill()
@@ -378,7 +375,7 @@ def test_copies_of_kv_travel_between_hosts_over_tls(issued, hosts: Hosts, tmp_pa
     assert [process.wait(DEADLINE) for process in (gateway, other)] == [0, 0]
 
 
-def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+def family(process: Forked) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 

@@ -5,6 +5,7 @@ Only what two runs at once would fight over is replaced: the port 8000 and the n
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.ports import free_port
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,9 +92,9 @@ def folder(tmp_path: Path) -> Path:
     """A place to follow a page in: a checkout's configs, and `afserve` and `python` on the path."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "bin").mkdir()
-    for name, words in (("afserve", "-m afserve "), ("python", "")):
+    for name, words in (("afserve", WARM.command()), ("python", [sys.executable])):
         command = tmp_path / "bin" / name
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} {words}"$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         command.chmod(0o755)
     return tmp_path
 

@@ -16,7 +16,7 @@ FLAGS = ("--attention", "1", "--experts", "2", "--head-deadline", "5", "--read-d
 @pytest.mark.parametrize(
     "count", [100, pytest.param(3000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
-def test_no_request_makes_it_fail(count):
+def test_no_request_makes_it_fail(count, warm_benches):
     with served(*FLAGS) as here:
         options = argparse.Namespace(requests=count, seed=count, at_once=16)
         found, controls = asyncio.run(play(here, options))

@@ -1,9 +1,8 @@
 """`up --gateways N`: HTTP in processes of its own that share one port; what they serve and how they end."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from tests.e2e.ports import free_port
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -135,7 +135,8 @@ def test_a_gateway_joins_by_hand_and_goes_without_harm(up):
     joined = next(c.laddr for p in processes for c in p.net_connections() if is_for_nodes(c, server))
     command = ["node", "--role", "gateway", "--join", f"127.0.0.1:{joined.port}", "--port", str(port)]
     token = str(server.folder() / "token")
-    guest = subprocess.Popen([sys.executable, "-m", "afserve", *command, "--token-file", token])
+    with open(os.devnull, "wb") as quiet:
+        guest = WARM.run([*command, "--token-file", token], quiet)
     url = f"http://127.0.0.1:{port}"
     try:
         until = time.monotonic() + 60
@@ -173,7 +174,5 @@ def test_options_of_a_gateway_are_refused_elsewhere(tmp_path):
     token = tmp_path / "token"
     token.write_text("x")
     command = ["node", "--role", "expert", "--join", "h:1", "--token-file", str(token), "--port", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "afserve", *command], capture_output=True, text=True, check=False
-    )
+    done = WARM.said(*command)
     assert done.returncode == 2 and "--port: is for --role gateway" in done.stderr

@@ -1,8 +1,6 @@
 """Placements that change while requests run, over real processes: nobody notices, and only the admin may ask for it."""
 
 import json
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ from afserve.placement.optimizer.balance import balance
 from afserve.placement.optimizer.problem import Nodes, Problem
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.record import decode
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 TOPOLOGY = ("--attention", "2", "--experts", "3")
@@ -95,8 +94,7 @@ def test_tokens_do_not_notice_placements_that_change_every_second(up, keyed, tmp
     expected = texts(plain)
     for answer in (apply(plain, "{}"), httpx.get(f"{plain.url}/admin/routing/dump", headers=ADMIN)):
         assert answer.status_code == 401 and "--admin-key-file" in answer.json()["error"]["message"]
-    command = [sys.executable, "-m", "afserve", "drain", "expert-0", "--url", plain.url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = WARM.said("drain", "expert-0", "--url", plain.url)
     assert done.returncode == 2 and "--admin-key-file" in done.stderr
     assert plain.stop()[0] == 0
 

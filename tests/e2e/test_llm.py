@@ -25,8 +25,9 @@ KEPT: set[int] = set()
 
 
 @pytest.fixture(autouse=True)
-def others():
-    """Children that other tests' libraries keep (multiprocessing's tracker) are not ours to end."""
+def others(warm_fork_servers):
+    """Children that other tests' libraries keep (multiprocessing's tracker) are not ours to end, nor is the warm
+    interpreter."""
     KEPT.clear()
     KEPT.update(child.pid for child in psutil.Process().children(recursive=True))
 

@@ -11,7 +11,7 @@ SMALL = ["--only", "afserve bench serve", "--requests", "6", "--tokens", "8", "-
 
 
 @pytest.fixture
-def kept(monkeypatch, tmp_path):
+def kept(monkeypatch, tmp_path, warm_benches):
     """Runs the bench; returns the rows that it has saved so far, which the tables are drawn from too."""
     out = tmp_path / "rows.jsonl"
 

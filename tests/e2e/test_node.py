@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,24 +21,15 @@ from afserve.launch.plan.machine import this_machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0
 
 
 def start(role: str, address: str, token: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "afserve",
-        "node",
-        "--role",
-        role,
-        "--join",
-        address,
-        "--token-file",
-        str(token),
-    ]
+    words = ["node", "--role", role, "--join", address, "--token-file", str(token)]
+    command = [*WARM.command(), *words]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 

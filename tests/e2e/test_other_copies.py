@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.member import MODEL_ROLES
 from afserve.models.shards import ShardFile
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 SECONDS = 120.0
@@ -81,7 +81,7 @@ def copy(original: Path, host: Path, change) -> Path:
 
 
 def start(host: Path, role: str, address: str, token: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "afserve", "node", "--role", role, "--join", address]
+    command = [*WARM.command(), "node", "--role", role, "--join", address]
     command += ["--token-file", str(token), *more]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(command, cwd=host, stderr=subprocess.PIPE, text=True, env=environment)

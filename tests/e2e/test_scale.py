@@ -1,13 +1,13 @@
 """Nodes that come, go and get new processes under load, over real processes: no request fails, no token changes."""
 
-import subprocess
-import sys
 import threading
 import time
 
 import httpx
 import psutil
 import pytest
+
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 PROMPTS = ("import os\n", "def main():\n", "class Stack:\n")
@@ -59,9 +59,7 @@ class Load:
 
 def afserve(server, keys, *words):
     more = ("--url", server.url, "--admin-key-file", keys, "--timeout", "120")
-    return subprocess.run(
-        [sys.executable, "-m", "afserve", *words, *more], capture_output=True, text=True, check=False
-    )
+    return WARM.said(*words, *map(str, more))
 
 
 def nodes(server):

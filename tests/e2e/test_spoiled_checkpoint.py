@@ -13,7 +13,7 @@ from afserve import LLM, SamplingParams
 from afserve.launch.plan.models import CONFIGS
 from afserve.tokens.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("warm_fork_servers")]
 GOOD, BAD = "def main():\n", "\u2603"  # a snowman, which nobody writes in the answers below
 GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 

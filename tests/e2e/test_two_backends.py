@@ -25,11 +25,12 @@ from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from tests.engine.driving import collect, config, drive
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 SECONDS = 240.0
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = (sys.executable, "-m", "afserve", "node")
+NATIVE = ("afserve", "node")
 INTERPRETED = (sys.executable, "-m", "tests.e2e.interpreted_node")
 PROMPT, COUNT = (5, 6, 7), 3
 
@@ -38,6 +39,7 @@ def start(command: tuple[str, ...], role: str, address: str, token: Path) -> "su
     words = (role, address, str(token))
     if command is NATIVE:
         words = ("--role", role, "--join", address, "--token-file", str(token))
+        command = (*WARM.command(), "node")
     return subprocess.Popen(
         [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -83,6 +83,7 @@ def test_numbers_of_plan_and_simulate(capsys, option):
         named(capsys, [*OPTIONS[option], option, value], option)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     "form", ["{}", "lognormal 100 {}", "lognormal {} 10", "uniform {} 10", "uniform 100 {}", "exponential {}"]
 )

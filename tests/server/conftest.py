@@ -29,6 +29,7 @@ from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind, serve
 from afserve.tokens.tokenizer import Tokenizer
 from tests.server.kept import Answer, Found, Nodes, Opened
+from tests.warm.interpreter import TEXTS
 
 TEXT = [
     "def add(x, y):\n    return x + y\n",
@@ -45,6 +46,14 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<s>", "<|end|>", "<|user|>", "<|assistant|>"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_text_processes() -> Iterator[None]:
+    """Each imports as much as all others do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("afserve.server.text.text_pool.module", TEXTS.module)
+        yield
 
 
 @pytest.fixture(scope="session")

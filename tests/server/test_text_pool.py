@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from afserve import child
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import AfserveError, CapacityError, CheckpointError, OverloadedError, RequestError
 from afserve.server.bodies.prepared import Computed, from_bytes, to_bytes
@@ -43,6 +44,12 @@ BODIES = [
     (BodyKind.TOKENIZE, {"prompt": "a b c", "return_token_strs": True}),
     (BodyKind.DETOKENIZE, {"tokens": [5, 6, 7]}),
 ]
+
+
+@pytest.fixture(autouse=True)
+def processes_of_their_own(monkeypatch):
+    """Their beginning, limits and ends are tested here."""
+    monkeypatch.setattr("afserve.server.text.text_pool.module", child.module)
 
 
 @pytest.fixture

@@ -40,6 +40,11 @@ class Fence:
         if self._spans_N2 is None:
             return
         touched_A = np.broadcast_to(address, np.broadcast(address, mask).shape)[mask.astype(bool)]
+        if not touched_A.size:
+            return
+        first_N, end_N = self._spans_N2.T
+        if ((first_N <= touched_A.min()) & (touched_A.max() + np.uint64(size) <= end_N)).any():
+            return  # all in one tensor, as most are
         inside_A = np.zeros(touched_A.shape, bool)
         for first, end in self._spans_N2:
             inside_A |= (touched_A >= first) & (touched_A + np.uint64(size) <= end)

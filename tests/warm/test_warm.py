@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from tests.e2e.warm import Warm
+from tests.warm.interpreter import Warm
 
 
 @pytest.mark.process
@@ -28,5 +28,16 @@ def test_a_command_ends_as_one_of_its_own_does(monkeypatch: pytest.MonkeyPatch) 
             long.kill()
             assert long.wait(60) == long.poll() == -signal.SIGKILL
             long.terminate()  # nobody is left to be told
+        said = warm.said("status", "--url", "http://127.0.0.1:9")
+        assert said.returncode == 1 and said.stderr.startswith("error: ") and not said.stdout
+        shell = [*warm.command(), "version", "--json"]
+        done = subprocess.run(shell, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and '"torch"' in done.stdout
+        with subprocess.Popen(
+            [*warm.command(), "up", "--port", "0"], stderr=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stderr is not None and any("ready in" in line for line in client.stderr)
+            client.terminate()
+            assert client.wait(60) == 0
     finally:
         warm.close()
