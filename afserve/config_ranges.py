@@ -52,6 +52,7 @@ MOST_ROUTED = 1 << 18  # experts of all layers together: DeepSeek-V3 has 14,848
 ROPE_DIVISOR = _real(1e-6, 1e6)  # of one frequency
 LIMIT = _real(0.0, 1e6)  # of what an activation gives; 0: none
 LAYER_THETA = _real(0.0, 1e12)  # of one layer; 0: no rotary embedding
+MOST_SLICE_ROWS = 1 << 24  # of a look-up table: their numbers travel as float32
 MOST_TOKEN_IDS = 1 << 10  # in one field
 
 RANGES: dict[str, Range] = {
@@ -70,6 +71,9 @@ RANGES: dict[str, Range] = {
     "global_attn_every_n_layers": LAYERS,
     "no_rope_layer_interval": LAYERS,
     "vocab_size": VOCABULARY,
+    "emb_neighbor_num": Range(2, 8),  # with the ratio: hashes of n-grams stay below 2^63
+    "emb_split_num": Range(1, 1 << 8),
+    "ngram_vocab_size_ratio": _real(0.0, 1 << 12, open_low=True),
     "draft_vocab_size": VOCABULARY,
     "mask_token_id": Range(0, MOST_VOCABULARY - 1),
     "block_size": Range(2, 1 << 10),  # of a head that drafts a block at once

@@ -21,6 +21,7 @@ from afserve.spec_parts import (
     DenseSpec,
     LayerSpec,
     MoeSpec,
+    TableSpec,
     projections_of,
 )
 
@@ -52,6 +53,7 @@ class ModelSpec:
     quantization: Quantization | None = None
     coverage: QuantCoverage | None = None
     predictors: int = 0
+    table: TableSpec | None = None
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""
@@ -100,6 +102,16 @@ class ModelSpec:
         return len(self.moe_layer_ids)
 
     @property
+    def asked_layers(self) -> int:
+        """The numbers that messages to experts have for a layer: those of MoE layers, and `look_up_layer`."""
+        return self.moe_layers + (self.table is not None)
+
+    @property
+    def look_up_layer(self) -> int:
+        """What asks for rows of the table; slice s of it stands where expert s of the first MoE layer does."""
+        return self.moe_layers
+
+    @property
     def routed_predictors(self) -> int:
         """Of the MoE layers, those that predict."""
         return sum(layer >= self.layers for layer in self.moe_layer_ids)
@@ -137,14 +149,18 @@ class ModelSpec:
     def routed_parameters(self) -> int:
         return self.moe_layers * self.experts * self.expert_parameters()
 
+    def table_parameters(self) -> int:
+        """Of the look-up table, which expert nodes read."""
+        return self.table.rows * self.table.width if self.table else 0
+
     def attention_parameters(self) -> int:
-        """Everything but the routed experts: attention, routers, shared and dense FFNs, embeddings."""
+        """Everything else but the routed experts: attention, routers, shared and dense FFNs, embeddings."""
         h = self.hidden
         stack = sum(
             layers * (_attention_parameters(kind.attention, h) + _local_parameters(kind.ffn, h) + 2 * h)
             for kind, layers in self._counted()
         )
-        joins = self.predictors * 2 * h * h
+        joins = self.predictors * 2 * h * h + (h * self.table.heads * self.table.width if self.table else 0)
         return stack + joins + self.vocab_size * h * (1 if self.tied else 2) + h
 
     def cut(self, layers: int) -> "ModelSpec":

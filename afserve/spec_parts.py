@@ -312,5 +312,39 @@ class LayerSpec:
         return self.ffn if isinstance(self.ffn, MoeSpec) else None
 
 
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """Rows that hashes of a token and those before it pick, beside the embedding (arXiv 2601.21204).
+
+    N-grams of 2 up to `order` tokens have `splits` heads each, and every head a table of its own: that of head i has
+    `base` + 2 i + 1 rows of `width` numbers. The tables count as one, in the order of the heads. An n-gram begins
+    behind the last of the tokens `ends`; `vocab` is what the hash counts tokens by.
+    """
+
+    vocab: int
+    base: int
+    width: int
+    order: int
+    splits: int
+    ends: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.splits * (self.order - 1)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each head's table, and behind them the number of all rows."""
+        return tuple(head * (self.base + head) for head in range(self.heads + 1))
+
+    @property
+    def rows(self) -> int:
+        return self.starts[-1]
+
+    def slice_rows(self, slices: int) -> int:
+        """Rows of each but the last of so many slices."""
+        return -(-self.rows // slices)
+
+
 NO_ATTENTION = AttentionSpec("none", 0, 0, 0, 0)
 NO_FFN = DenseSpec(0)

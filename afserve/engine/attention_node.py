@@ -37,6 +37,7 @@ from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
 from afserve.engine.step.host_reader import Fetch
 from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.look_ups import look_ups_of
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
 from afserve.errors import RequestError
@@ -79,10 +80,10 @@ class AttentionNode(Generic[T]):
         loops = open_followers(
             behind, draft_model, model, self.kv, runners, self._scheduler.blocks, self._load, config, clock
         )
-        own = model, self.kv, self._scheduler
+        own, look_ups = (model, self.kv, self._scheduler), look_ups_of(model, link, len(runners))
         self._micro_batches = [
-            MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop)
-            for i, (runner, loop) in enumerate(zip(runners, loops, strict=True))
+            MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, looks)
+            for i, (runner, loop, looks) in enumerate(zip(runners, loops, look_ups, strict=True))
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | Fetch | None] = [None] * config.micro_batches

@@ -32,6 +32,8 @@ from afserve.models.experts import ExpertBank
 from afserve.models.gguf.checkpoint import GgufCheckpoint
 from afserve.models.identity import identify, weights_of
 from afserve.models.layers_beyond import check_no_more_layers
+from afserve.models.tables.bank import TabledBank
+from afserve.models.tables.rows import TableRows
 from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
 from afserve.models.unread import told_unread
@@ -43,7 +45,7 @@ from afserve.tracing.trace import Trace
 
 Progress = Callable[[float], None]
 Held = Iterable[tuple[int, int, int]]
-AnyBank = ExpertBank | TieredBank
+AnyBank = ExpertBank | TieredBank | TabledBank
 _WIRE = {torch.float32: WireType.FLOAT32, torch.bfloat16: WireType.BFLOAT16, torch.float16: WireType.FLOAT16}
 
 
@@ -92,13 +94,18 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
                 "--device-exchange out",
                 param="device_exchange",
             )
+        if spec.table is not None:
+            raise ConfigError(
+                "device_exchange: this model looks rows of a table up, which a host does; leave --device-exchange out",
+                param="device_exchange",
+            )
         exchange = spec.moe_layers - spec.routed_predictors
     return Layout(
         hidden=spec.expert_width,
         top_k=spec.top_k,
         max_rows=config.most_rows,
-        micro_batches=config.micro_batches,
-        layers=spec.moe_layers,
+        micro_batches=config.micro_batches * (1 if spec.table is None else 2),  # some for rows ahead
+        layers=spec.asked_layers,
         slots=slots,
         dispatch_wire=WireType.FLOAT8 if fp8 else _WIRE[dtype_of(source, spec)],
         combine_wire=WireType.FLOAT32,
@@ -218,6 +225,9 @@ def build_expert_bank(
     bank: AnyBank = whole
     if whole.places is not None:
         bank = TieredBank(whole, load_routers(spec, tensors, naming, dtype, ops))
+    if spec.table is not None:
+        rows = TableRows(spec.table, tensors, naming)
+        bank = TabledBank(bank, rows, spec.look_up_layer, spec.experts)
     bank.load(list(held), progress)
     return bank
 

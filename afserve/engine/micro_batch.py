@@ -1,9 +1,8 @@
 """One micro-batch: a complete serving loop written as a coroutine that yields wherever it would wait.
 
 Plan, run the layers, sample, emit, again. It yields a ticket while its rows are at the expert nodes, a fetch while its
-tokens are on their way from a device, and None when it has nothing to do; the attention node runs whichever micro-batch
-can go on. Ping-pong is what happens when several take turns. How layers are computed is its runner's (`step/`). Shapes:
-H hidden, R rows with logits.
+tokens are on their way from a device, and None when it has nothing to do; the node runs whichever can go on. Ping-pong
+is several taking turns. How layers are computed is its runner's (`step/`). Shapes: H hidden, R rows with logits.
 """
 
 from collections.abc import Generator
@@ -29,6 +28,7 @@ from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
 from afserve.engine.step.host_reader import Fetch, HostReader
 from afserve.engine.step.load import ExpertLoad
+from afserve.engine.step.look_ups import LookUps
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.routed_rows import note_routed, take_routed
 from afserve.engine.step.runner import StepRun, StepRunner, T
@@ -82,13 +82,14 @@ class MicroBatch(Generic[T]):
         load: ExpertLoad,
         drafting: Drafting | None = None,
         follower: Follower[T] | None = None,
+        look_ups: LookUps[T] | None = None,
     ) -> None:
         """`load` knows which experts tokens chose. Without `drafting` nobody guesses; a `follower` guesses behind each
-        step."""
+        step. `look_ups`: of a model with a table."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config, self._load = meter, config, load
-        self._drafting, self._follower = drafting, follower
+        self._drafting, self._follower, self._look_ups = drafting, follower, look_ups
         device = device_of(model.ops.device)
         self._buffers, self._reader = StepBuffers(device, config.max_model_len), HostReader(device)
         self._sampler = Sampler(model.ops, self._buffers)
@@ -128,6 +129,9 @@ class MicroBatch(Generic[T]):
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
+            if self._look_ups is not None:
+                rows_TX = yield from self._look_ups.rows_of(self.plan, step.token_T)
+                step = replace(step, looked_up_TX=rows_TX)
             try:
                 run: StepRun[T] | None = self._runner.run_step(step)
                 while run is not None:

@@ -7,7 +7,7 @@ here. What only some devices or backends lack, their kernels refuse or replace t
 from collections.abc import Iterator
 from dataclasses import fields
 
-from afserve.config_ranges import MOST_ROUTED
+from afserve.config_ranges import MOST_ROUTED, MOST_SLICE_ROWS
 from afserve.errors import CheckpointError, shown
 from afserve.families.reading.ffn import EXPERT_FIELDS
 from afserve.spec import ModelSpec
@@ -62,11 +62,26 @@ def check(spec: ModelSpec, where: str) -> None:
         raise CheckpointError(
             f"{where}: MoE layers with different ({sized}) {sorted(sizes)} are not supported"
         )
+    if why := _table(spec):
+        raise CheckpointError(f"{where}: {why}")
     if sizes and spec.moe_layers * spec.experts > MOST_ROUTED:
         raise CheckpointError(
             f"{where}: num_hidden_layers, {EXPERT_FIELDS}: {spec.moe_layers} layers of {spec.experts} experts "
             f"have more than the {MOST_ROUTED} that afserve can place"
         )
+
+
+def _table(spec: ModelSpec) -> str:
+    """Why rows of its look-up table cannot travel as rows to experts do; empty where they can."""
+    if spec.table is None:
+        return ""
+    rows, numbers = spec.table.slice_rows(spec.experts), spec.table.heads * spec.table.width
+    if numbers > spec.expert_width:
+        return _unsupported(f"emb_split_num: {numbers} numbers for a token", f"up to {spec.expert_width}")
+    if rows > MOST_SLICE_ROWS:
+        most = f"up to {MOST_SLICE_ROWS:,}"
+        return _unsupported(f"ngram_vocab_size_ratio: {rows:,} rows in each of {spec.experts} slices", most)
+    return ""
 
 
 def _nothing_shared(spec: ModelSpec, number: int) -> bool:

@@ -29,7 +29,14 @@ from afserve.families.grouped import (
     qwen3_moe,
 )
 from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, nemotron_h, qwen3_next
-from afserve.families.latent import deepseek_v2, deepseek_v3, longcat_flash, mistral4, mistral_large4
+from afserve.families.latent import (
+    deepseek_v2,
+    deepseek_v3,
+    longcat_flash,
+    longcat_flash_ngram,
+    mistral4,
+    mistral_large4,
+)
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming
 from afserve.families.reading import planned
@@ -51,7 +58,7 @@ from afserve.families.windowed import (
 )
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
-from afserve.spec_parts import LayerSpec
+from afserve.spec_parts import LayerSpec, TableSpec
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
@@ -63,6 +70,7 @@ FAMILIES: dict[str, Family] = {
     "mistral3": mistral4.WITH_VISION,
     "mistral_large4": mistral_large4.FAMILY,
     "longcat_flash": longcat_flash.FAMILY,
+    "longcat_flash_ngram": longcat_flash_ngram.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "qwen3_vl_moe": qwen3_moe.WITH_VISION,
     "qwen3_next": qwen3_next.FAMILY,
@@ -165,6 +173,12 @@ def layers_of(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     return planned.layers(fields) if found is None else found.read(found.config_view(fields))
 
 
+def table_of(fields: ConfigFields) -> TableSpec | None:
+    """The look-up table of a family that the engine serves and that has one."""
+    found = _family(fields.config)
+    return None if found is None else found.table(found.config_view(fields))
+
+
 def naming_of(spec: ModelSpec) -> Naming:
     """Also of its layer of multi-token prediction, where it is one that has it; in a GGUF file experts have tensors of
     their own."""
@@ -199,6 +213,7 @@ def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
         around=family.around(fields),
         quantization=quantization,
         coverage=read_coverage(fields),
+        table=family.table(fields),
     )
 
 

@@ -22,7 +22,7 @@ from afserve.models.beside import Beside, Head
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
-from afserve.models.heads import embedded, load_ends
+from afserve.models.heads import TableMaps, embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, latent_tables
@@ -140,6 +140,10 @@ class AttentionModel:
         self._dense = Dense(ops, dtype, dense_dtype)
         ends = load_ends(spec, source, naming, self._dense, dtype, lm_head)
         self._embed_VH = ends.embed_VH
+        table, maps = spec.table, None
+        if table is not None:
+            maps = TableMaps(spec, table, source, naming, self._dense, ops)
+        self._table = maps
         around, hidden = spec.around, (spec.hidden,)
         head_bias = (
             source.tensor(bias_of(naming.head), (spec.vocab_size,), dtype) if around.head_bias else None
@@ -231,11 +235,18 @@ class AttentionModel:
             self._embed_VH = dequantised(self._embed_VH, self.dtype)
         return self._embed_VH
 
-    def embed(self, token_T: Tensor) -> Tensor:
-        """A fresh x_TH, which the layers change in place."""
-        x_TH = embedded(self._embed_VH, token_T, self.dtype)
+    def embed(self, token_T: Tensor, looked_up_TX: Tensor | None = None) -> Tensor:
+        """A fresh x_TH, which the layers change in place. `looked_up_TX` are rows of the look-up table of a model that
+        has one; without them, as where it is only measured, they count as zeros."""
+        x_TH = self.words(token_T)
+        if self._table is not None:
+            return self._table.add(x_TH, looked_up_TX)
         scale = self.spec.around.embedding_scale
         return x_TH if scale == 1.0 else x_TH.mul_(scale)
+
+    def words(self, token_T: Tensor) -> Tensor:
+        """Fresh rows of the embedding alone, as the checkpoint has them."""
+        return embedded(self._embed_VH, token_T, self.dtype)
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""

@@ -38,7 +38,7 @@ class Dense:
                 f"{ops.backend_name} kernels and {dtype}. Leave --dense-dtype at auto, or reinstall with a compiler",
                 param="dense_dtype",
             )
-        self._ops, self._dtype = ops, dtype
+        self._ops, self.dtype = ops, dtype
         self._ggml = ops.ggml if kept == "auto" and ops.ggml is not None and ops.ggml.holds(dtype) else None
         self._int8, self._int4 = kept == "int8", Groups() if kept == "int4" else None
         self._error = None if holds is None else RoundingError(self._int4.size if self._int4 else None)
@@ -47,7 +47,7 @@ class Dense:
     def read(self, source: TensorSource, name: str, shape: tuple[int, int]) -> Weight:
         """For `linear`."""
         stored = self.stored(source, name, shape)
-        return source.tensor(name, shape, self._dtype) if stored is None else stored
+        return source.tensor(name, shape, self.dtype) if stored is None else stored
 
     def stored(self, source: TensorSource, name: str, shape: tuple[int, int]) -> GgmlRows | None:
         """The same, where it stays as it is stored."""
@@ -57,8 +57,8 @@ class Dense:
         """One map of all outputs of the parts."""
         stored = [part for part in parts if isinstance(part, GgmlRows)]
         if self._ggml is not None and len(stored) == len(parts) and panel_types(joined(stored)) is not None:
-            return self._ggml.pack_linear(stored, bias_O, self._dtype)
-        numbers = [dequantised(part, self._dtype) if isinstance(part, GgmlRows) else part for part in parts]
+            return self._ggml.pack_linear(stored, bias_O, self.dtype)
+        numbers = [dequantised(part, self.dtype) if isinstance(part, GgmlRows) else part for part in parts]
         weight_OI = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
         self._look_at(weight_OI)
         return self._ops.pack_linear(weight_OI, bias_O, self._int8, self._int4)

@@ -1,4 +1,5 @@
-"""Embedding and LM head: two tensors, or one where config.json ties them, and what to do where a checkpoint has both.
+"""Embedding and LM head: two tensors, or one where config.json ties them, and what to do where a checkpoint has both;
+and the maps that bring rows of a look-up table to the embedding.
 An embedding in ggml's types stays as it is stored; rows are de-quantised where they are looked up.
 
 Fine-tunes are saved with both although config.json says that one is the other. Where they differ nobody knows which was
@@ -13,10 +14,12 @@ from torch import Tensor
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.pattern.naming import Naming
 from afserve.kernels.formats.ggml import GgmlRows
+from afserve.kernels.ops import Ops
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense, Weight
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
+from afserve.spec_parts import TableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,28 @@ def load_ends(
         return EndTensors(embed_VH, dense.read(source, head, shape))
     _check_equal(source.tensor(embedding, shape, dtype), source.tensor(head, shape, dtype), embedding, head)
     return EndTensors(embed_VH, embed_VH)
+
+
+class TableMaps:
+    """Of a look-up table what an attention node holds: x = (embedding + sum over heads of map_n row_n) / (1 + N).
+
+    Shapes: T tokens, N heads, D numbers of a row, X of one that came."""
+
+    def __init__(
+        self, spec: ModelSpec, table: TableSpec, source: TensorSource, naming: Naming, dense: Dense, ops: Ops
+    ) -> None:
+        shape = spec.hidden, table.width
+        maps = [source.tensor(naming.table_maps(head), shape, dense.dtype) for head in range(table.heads)]
+        self._map, self._ops = dense.linear(torch.cat(maps, 1)), ops
+        self._numbers, self._parts = table.heads * table.width, 1 + table.heads
+
+    def add(self, x_TH: Tensor, rows_TX: Tensor | None) -> Tensor:
+        """Into x_TH. The first N D numbers of `rows_TX` are a token's rows, head after head; any float dtype. Without
+        any they are zeros."""
+        if rows_TX is not None:
+            rows_TN = rows_TX[:, : self._numbers].to(x_TH.dtype).contiguous()
+            x_TH += self._ops.linear(rows_TN, self._map)
+        return x_TH.div_(self._parts)
 
 
 def embedded(table_VH: Weight, token_T: Tensor, dtype: torch.dtype) -> Tensor:

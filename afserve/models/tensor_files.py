@@ -9,7 +9,7 @@ business.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -77,6 +77,17 @@ class TensorFiles:
         begin = stored.begin + first * size
         return self._read(shard, stored, begin, begin + count * size, (count, *stored.shape[1:]))
 
+    def picked(self, file: str, name: str, numbers: Sequence[int]) -> Tensor:
+        """Those rows of the first dimension, through the page cache; all are asked of the disk before any is waited
+        for."""
+        shard = self._shard(file)
+        stored = shard.found(name)
+        assert numbers and min(numbers) >= 0 and max(numbers) < stored.shape[0], f"{name}: rows {numbers}"
+        read = shard.picked(stored, numbers)
+        with self._guard:
+            self.bytes_read += read.nbytes
+        return read
+
     def _read(
         self, shard: "_Shard", stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]
     ) -> Tensor:
@@ -127,15 +138,29 @@ class _Shard:
             raise CheckpointError(f"{self.file.path}: {name} cannot be read: the file has no such tensor")
         return stored
 
+    def _dtype(self, stored: StoredTensor) -> torch.dtype:
+        if stored.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"{self.file.path}: {stored.name} has dtype {stored.dtype}, which afserve cannot serve"
+            )
+        return _DTYPES[stored.dtype]
+
+    def picked(self, stored: StoredTensor, numbers: Sequence[int]) -> Tensor:
+        dtype, size = self._dtype(stored), (stored.end - stored.begin) // stored.shape[0]
+        room_IB = torch.empty((len(numbers), size), dtype=torch.uint8)
+        rows = zip(room_IB.numpy(), [stored.begin + number * size for number in numbers], strict=True)
+        try:
+            self.file.read_apart([(row.data, offset) for row, offset in rows])
+            self.file.check_unchanged()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error.message} ({stored.name})") from error
+        return room_IB.view(dtype).view(len(numbers), *stored.shape[1:])
+
     def read(self, stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]) -> Tensor:
         packed = PACKED.get(stored.dtype)
         if packed is not None:
             shape = (*shape[:-1], packed.row_bytes(shape[-1]))
-        elif stored.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"{self.file.path}: {stored.name} has dtype {stored.dtype}, which afserve cannot serve"
-            )
-        dtype = torch.uint8 if packed else _DTYPES[stored.dtype]
+        dtype = torch.uint8 if packed else self._dtype(stored)
         room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
         first = -room_B.data_ptr() % PAGE
         try:

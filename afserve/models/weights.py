@@ -8,7 +8,7 @@ is stored in fewer bits, or as those blocks or codes where the caller can multip
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -29,12 +29,8 @@ from afserve.quantization import Quantization
 
 SCALE_SUFFIX = "_scale_inv"
 CPU = torch.device("cpu")
-NORMS = (
-    "norm.weight",
-    "norm_1.weight",
-    "norm_2.weight",
-    "norm_f.weight",
-)  # those that random weights leave at 1
+# Those that random weights leave at 1:
+NORMS = "norm.weight", "norm_1.weight", "norm_2.weight", "norm_f.weight"
 _LARGE = 1 << 20  # numbers of a tensor
 _WORDS = 1 << 14  # of 8 random bytes, drawn at a time
 _CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
@@ -60,6 +56,10 @@ class TensorSource(Protocol):
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         """`count` rows of the tensor `name` of `shape`, from row `first` on; the others are not read."""
+
+    def picked(self, name: str, shape: tuple[int, ...], numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Those rows of the tensor `name` of `shape`, one or more; the others are not read."""
+        return torch.cat([self.rows(name, shape, number, 1, dtype) for number in numbers])
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
@@ -162,6 +162,9 @@ class Checkpoint(StoredTensors):
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
         return self._plain(name, self._part(name, shape, first, count), dtype, stacked=True)
 
+    def picked(self, name: str, shape: tuple[int, ...], numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._plain(name, self._files.picked(self._file(name, shape), name, numbers), dtype, True)
+
     def whole_numbers(self, name: str, count: int) -> Tensor:
         """The tensor `name` of so many integers, as int64."""
         raw = self._shaped(name, (count,))
@@ -217,21 +220,20 @@ class Checkpoint(StoredTensors):
 
     def _raw(self, name: str) -> Tensor:
         """As it is stored."""
-        file = self._file(name)
-        self._read.add(name)
-        return self._files.tensor(file, name)
+        return self._files.tensor(self._file(name), name)
 
     def _part(self, name: str, shape: tuple[int, ...], first: int, count: int) -> Tensor:
         """Some rows of a tensor of this shape, as they are stored."""
-        file = self._file(name)
-        self._check_shape(name, self._files.shape(file, name), shape)
-        self._read.add(name)
-        return self._files.rows(file, name, first, count)
+        return self._files.rows(self._file(name, shape), name, first, count)
 
-    def _file(self, name: str) -> str:
+    def _file(self, name: str, shape: tuple[int, ...] | None = None) -> str:
+        """Of a tensor that is to be read, of this shape."""
         if name not in self._file_of:
             hint = self._quantised.hint(name)
             raise CheckpointError(f"{self.folder}: tensor {name} is missing from the checkpoint{hint}")
+        self._read.add(name)
+        if shape is not None:
+            self._check_shape(name, self._files.shape(self._file_of[name], name), shape)
         return self._file_of[name]
 
     def _dequantised(self, name: str, raw: Tensor) -> Tensor:
@@ -264,7 +266,7 @@ class Checkpoint(StoredTensors):
         return str(self.folder / self._file_of.get(name, SINGLE))
 
 
-class DummyCheckpoint:
+class DummyCheckpoint(TensorSource):
     """Random weights for any shape; the same name and seed give the same numbers on every node."""
 
     makes_int4, bytes_read = True, 0

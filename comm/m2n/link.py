@@ -166,7 +166,7 @@ class ExpertLink(Unrecorded):
 
     def _ticket(self, layer: int, micro_batch: int, rows: int) -> Ticket:
         table, deadline = self._table, self._clock.now() + self._deadline
-        return Ticket(layer, micro_batch, rows, deadline, table.layers[layer], table.epoch)
+        return Ticket(layer, micro_batch, rows, deadline, table.of(layer), table.epoch)
 
     @property
     def packed(self) -> None:

@@ -76,7 +76,7 @@ class Recoveries:
     def displace(self, ticket: Ticket, node: int) -> None:
         """What `node` has answered counts; what it still owes goes elsewhere, or waits for a home."""
         if ticket.rows_given is None:
-            ticket.routes, ticket.epoch = self._table.layers[ticket.layer], self._table.epoch
+            ticket.routes, ticket.epoch = self._table.of(ticket.layer), self._table.epoch
             return
         if ticket.recovery is None and all(part.box.expert != node for part in ticket.parts):
             return
@@ -183,7 +183,7 @@ class Recoveries:
 
     def _route(self, ticket: Ticket, recovery: DispatchRecovery, expert_TK: Tensor) -> None:
         """One more wave, by the table of now; NO_EXPERT where a choice is not concerned."""
-        routes = self._table.layers[ticket.layer]
+        routes = self._table.of(ticket.layer)
         homeless_TK = routes.homeless(expert_TK)
         if homeless_TK is not None:
             recovery.keep_homeless(torch.where(homeless_TK, expert_TK, NO_EXPERT))
@@ -239,7 +239,8 @@ class Recoveries:
 
     def _homes(self, layer: int, expert: int) -> list[tuple[str, WaveLoss]]:
         """The nodes that the placement gives an expert, all of them absent."""
-        nodes = (node for node, _, _ in self._placement.layers[layer].replicas(expert))
+        placed = self._placement.layers
+        nodes = (node for node, _, _ in placed[layer if layer < len(placed) else 0].replicas(expert))
         return [(str(member.expert_node(node)), self._losses[node]) for node in nodes if node in self._losses]
 
     def _silent(self, node: str, expert: int) -> str:

@@ -102,6 +102,11 @@ class RouteTable:
                 seen[layer] = tables.to(device)
         self.layers = tuple(seen[layer] for layer in placement.layers)
 
+    def of(self, number: int) -> LayerRoutes:
+        """Of the layer that a message names. Behind all of the placement's is that of look-ups, whose slices stand
+        where the experts of the first one do."""
+        return self.layers[number if number < len(self.layers) else 0]
+
 
 def row_number(x_TH: Tensor) -> Tensor:
     """u_T in [0, 1), float32, from the first 16 bytes of each row."""

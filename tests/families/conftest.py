@@ -30,13 +30,11 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def truth(checkpoint):
     """The model, in float32 with plain attention."""
-    import transformers
-
     loaded = {}
 
     def load(name):
         if name not in loaded:
-            model_class = getattr(transformers, model_and_config(ALL[name][0])[0])
+            model_class, _ = model_and_config(ALL[name][0])
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Initializing zero-element tensors")
                 loaded[name] = model_class.from_pretrained(

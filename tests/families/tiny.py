@@ -232,6 +232,15 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "attention_bias": True, "num_attention_heads": 3, "q_lora_rank": 10, "v_head_dim": 14,
          "tie_word_embeddings": True, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
     ),
+    "longcat-ngram": (
+        "LongcatFlashNgram",
+        {**LONGCAT, "emb_neighbor_num": 3, "emb_split_num": 1, "ngram_vocab_size_ratio": 3, "eos_token_id": 7},
+    ),
+    "longcat-ngram-odd": (
+        "LongcatFlashNgram",
+        {**LONGCAT, "n_routed_experts": 7, "emb_neighbor_num": 4, "emb_split_num": 3, "ngram_vocab_size_ratio": 1.5,
+         "tie_word_embeddings": True},
+    ),
     "axk1": ("AXK1", {**AXK1, "mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 4, "topk_group": 2}),
     "axk1-odd": (
         "AXK1",
@@ -428,8 +437,19 @@ LARGE = {
 ALL = TINY | LARGE
 
 
-def model_and_config(family: str) -> tuple[str, str]:
-    """Names of their classes in transformers."""
+def model_and_config(family: str) -> tuple[Any, Any]:
+    """Their classes in transformers, or of a model that it has not in this folder."""
+    import transformers
+
+    model, config = _names(family)
+    if family == "LongcatFlashNgram":
+        from tests.families import ngrams
+
+        return getattr(ngrams, model), getattr(ngrams, config)
+    return getattr(transformers, model), getattr(transformers, config)
+
+
+def _names(family: str) -> tuple[str, str]:
     if family in BESIDE_VISION:
         return BESIDE_VISION[family][:2]
     part = "Text" if family in ("Llama4", "Qwen3_5Moe", "Gemma4") else ""
@@ -450,7 +470,7 @@ def build(name: str, folder: Path) -> Path:
         fields = {"text_config": fields, **BESIDE_VISION[family][2]}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # a shared expert of no width
-        model = getattr(transformers, model_class)(getattr(transformers, config)(**fields))
+        model = model_class(config(**fields))
     with torch.no_grad():
         for key, tensor in (*model.named_parameters(), *model.named_buffers()):
             if key.endswith("A_log"):

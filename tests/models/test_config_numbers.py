@@ -164,6 +164,9 @@ CONFIGS["longcat_flash"] = {
     **{name: LATENT[name] for name in LATENT if name not in ("num_hidden_layers", "num_experts_per_tok")},
     "num_layers": 2, "ffn_hidden_size": 80, "expert_ffn_hidden_size": 24, "moe_topk": 3, "zero_expert_num": 4,
 }  # fmt: skip
+CONFIGS["longcat_flash_ngram"] = CONFIGS["longcat_flash"] | {
+    "emb_neighbor_num": 3, "emb_split_num": 2, "ngram_vocab_size_ratio": 1.5,
+}  # fmt: skip
 CONFIGS["solar_open"] = CONFIGS["glm4_moe"] | {"first_k_dense_replace": 0}
 CONFIGS["glm4_moe_lite"] = CONFIGS["deepseek_v3"]
 CONFIGS["granitemoe_swa"] = CONFIGS["granitemoe"] | {"sliding_window": 20, "layer_rope_theta": [0, 1e4, 1e5]}
@@ -186,7 +189,7 @@ CONFIGS["qwen3_vl_moe"] = {"text_config": CONFIGS["qwen3_moe"]}
 CONFIGS["gemma4"] = CONFIGS["gemma4_text"]
 CONFIGS["llama4"] = CONFIGS["llama4_text"]
 CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
-OWN_NAMES = {"longcat_flash"}
+OWN_NAMES = {"longcat_flash", "longcat_flash_ngram"}
 """Their layers are counted by another name, each being two of ours: the planner reads them as these families alone."""
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")
 PLACES = {

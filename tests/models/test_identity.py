@@ -65,6 +65,11 @@ def test_roles_read_different_tensors(folder):
     assert of(folder, ("expert",)) == {"expert weights": whole["expert weights"]}
     assert whole["chat_template.jinja"] == "absent" and len(whole["tokenizer.json"]) == 16
     assert (role_of(UP), role_of(SHARED), role_of(NORM)) == ("expert", "attention", "attention")
+    table = "model.ngram_embeddings"
+    assert (
+        role_of(f"{table}.embedders.3.weight") == "expert"
+        and role_of(f"{table}.post_projs.3.weight") == "attention"
+    )
 
 
 def scaled(name):

@@ -56,6 +56,21 @@ def test_shards_are_opened_only_when_asked(tmp_path):
         checkpoint.tensor("y", (2,), torch.float32)
 
 
+def test_single_rows_are_read_where_they_lie(tmp_path):
+    made = torch.randn(40, 6).bfloat16()
+    save_file({"y": made, "z": torch.ones(3)}, tmp_path / SINGLE)
+    checkpoint, numbers = Checkpoint(tmp_path), [39, 0, 7, 7]
+    read = checkpoint.bytes_read
+    assert torch.equal(checkpoint.picked("y", (40, 6), numbers, torch.float32), made.float()[numbers])
+    assert checkpoint.bytes_read - read == 4 * 6 * 2
+    with pytest.raises(CheckpointError, match=r"y has shape \(40, 6\), config.json asks for \(41, 6\)"):
+        checkpoint.picked("y", (41, 6), [40], torch.float32)
+    with open(tmp_path / SINGLE, "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CheckpointError, match=r"model.safetensors: .*"):
+        checkpoint.picked("y", (40, 6), [39], torch.float32)
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="looks at what Linux says is mapped")
 def test_nothing_of_a_checkpoint_is_mapped(tmp_path):
     """Of a mapped file that is cut, a look at what is gone ends the process."""

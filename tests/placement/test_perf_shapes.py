@@ -27,6 +27,7 @@ SIZES = {
     "flint": (39.8, 2.5),
     "laguna-xs.2": (33, 3), "trinity-mini": (26, 3), "a.x-k1": (519, 33),
     "mistral-small-4-119b": (119, 6.5), "longcat-flash-chat": (560, 27),
+    "longcat-flash-lite": (68.5, 3.7),  # 2.9 to 4.5, by how many experts compute
     "glm-4.7-flash": (30, 3.58),  # "A3B"; 3.26 without embedding and head
     "mellum2-12b-a2.5b": (12.15, 2.21),  # 2.5 with embedding, head and its layer of multi-token prediction
     "kimi-linear-48b-a3b": (49, 3.26),  # "48B" and "A3B" by its name

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from afserve.cli.plan.aligned import aligned
 from afserve.cli.plan.report_assumed import host_notes
+from afserve.cli.plan.tables import table_notes
 from afserve.placement.planner.bound_one import alone_words
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
@@ -109,7 +110,7 @@ def notes_of(question: Question) -> list[str]:
             "AFD plans give every node a host of its own: nodes that share the cores of one machine wait for each "
             "other, which --cores N plays for a typed layout"
         )
-    return found + _not_run(question)
+    return found + table_notes(question.setting.shape) + _not_run(question)
 
 
 def _not_run(question: Question) -> list[str]:

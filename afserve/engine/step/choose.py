@@ -28,6 +28,7 @@ def choose_runners(
     config: EngineConfig,
 ) -> Sequence[PredictorRunner[T]]:
     """One for each micro-batch, over the node's cache. Raises ConfigError where no step can be recorded."""
+    _check_table(model, config)
     packed, exchanging, device = link.packed, link.exchanging, device_of(model.ops.device)
     layers = [
         LayerRunner(index, model, kv, link, load, meter, config.most_rows)
@@ -45,6 +46,14 @@ def choose_runners(
         return [ExchangeRunner[T](parts[0].stack, exchanging, one) for one in layers]
     predictor = model.stack(model.predicting, kv.predicting, [0] * len(kv.predicting), packed)
     return [StackRunner[T](parts, predictor, one) for one in layers]
+
+
+def _check_table(model: AttentionModel, config: EngineConfig) -> None:
+    if config.step_graphs and model.spec.table is not None:
+        raise ConfigError(
+            "--step-graphs: this model looks rows of a table up in each step, which a host does; leave it out",
+            param="step_graphs",
+        )
 
 
 def _check_graphs(device: Device, *, sends: bool, exchanges: bool) -> None:

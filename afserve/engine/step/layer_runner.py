@@ -100,7 +100,7 @@ class LayerRunner(Generic[T]):
 
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """The embedded tokens and the marks of their rows, all fine yet."""
-        x_TH = self.model.embed(step.token_T)
+        x_TH = self.model.embed(step.token_T, step.looked_up_TX)
         self.taps.note_rows(0, x_TH)
         self._late = None
         return x_TH, self._spoiled.of(step.paged.starts)

@@ -29,6 +29,7 @@ class StepInput:
     decodes  tokens that are decoded or verified: they are the first, the others belong to prompt chunks
     alone    no other micro-batch has anything to run
     shared   the one chunk of a step that needs or gives layers of other nodes
+    looked_up_TX  float32, rows of the look-up table of a model that has one; None where nobody needs right ones
     ahead    nobody waits for it: its runner yields None before each layer, and may be told to end there
     """
 
@@ -43,6 +44,7 @@ class StepInput:
     shared: Chunk | None
     further: tuple[PagedBatch, ...] = ()
     ahead: bool = False
+    looked_up_TX: Tensor | None = None
 
     def move_on(self, counts: Sequence[int]) -> None:
         """Of each sequence with a draft so many tokens count: recurrent states are moved on by those."""

@@ -68,6 +68,12 @@ def draft_model_spec(folder: str) -> ModelSpec:
             "wrong; take a draft model with attention alone",
             param="draft",
         )
+    if spec.table is not None:
+        raise ConfigError(
+            f"--draft model: {path}: {spec.family} has a look-up table, whose rows only a target's steps are given; "
+            "take a draft model without one",
+            param="draft",
+        )
     if spec.quantization is not None:
         raise ConfigError(
             f"--draft model: {path}: quantised draft models are not read; take a copy in bfloat16, float16 or FP8",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from afserve.config_json import Config, ConfigFields
 from afserve.families.pattern.naming import Naming
-from afserve.spec_parts import Around, LayerSpec
+from afserve.spec_parts import Around, LayerSpec, TableSpec
 
 
 def layer_count(fields: ConfigFields) -> int:
@@ -15,6 +15,10 @@ def layer_count(fields: ConfigFields) -> int:
 def plain(fields: ConfigFields) -> Around:
     """RMS norms, and nothing but embedding and head around the layers."""
     return Around()
+
+
+def no_table(fields: ConfigFields) -> TableSpec | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     defaults: Mapping[str, object] = field(default_factory=dict)
     count: Callable[[ConfigFields], int] = layer_count
+    table: Callable[[ConfigFields], TableSpec | None] = no_table
 
     def config_view(self, fields: ConfigFields) -> ConfigFields:
         """The config as `layers` and `around` read it. What is not in a section counts more than what is."""

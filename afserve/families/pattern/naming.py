@@ -12,8 +12,10 @@ ROUTED = (
     ".moe.up_proj.",
     ".moe.down_proj.",
     "_exps.",
+    ".ngram_embeddings.embedders.",
 )
-"""What names of routed experts' tensors have in them: expert nodes read those, attention nodes all others."""
+"""What names of tensors have in them that expert nodes read, those of routed experts and of look-up tables; attention
+nodes read all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Naming:
     stem: str = "model"
     layers: str = "layers"
     embed: str = "embed_tokens.weight"
+    table: str = "ngram_embeddings.embedders"  # of a look-up table, for each head
+    table_map: str = "ngram_embeddings.post_projs"  # from a head's rows to the hidden size
     last_norm: str = "norm.weight"
     head: str = "lm_head.weight"
     rope_factors: str = "model.rotary_emb.alpha"  # where a rotary embedding has learned ones
@@ -138,6 +142,12 @@ class Naming:
     @property
     def final_norm(self) -> str:
         return self._below(self.last_norm)
+
+    def table_rows(self, head: int) -> str:
+        return self._below(f"{self.table}.{head}.weight")
+
+    def table_maps(self, head: int) -> str:
+        return self._below(f"{self.table_map}.{head}.weight")
 
     def layer(self, layer: int, rest: str) -> str:
         if layer == self.layer_count and self.predictor is not None and self.predictor.stem:

@@ -49,10 +49,13 @@ def needs(
     kv = spec.kv_bytes_per_token(element, block_size(spec, element, None)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
+    table = spec.table_parameters() * element_bytes(source, spec)
+    read = "that expert nodes read from the checkpoint row by row, not loaded"
+    rows = f"  table     {gib(table)} {read}\n" if table else ""
     layers = f"{spec.moe_layers} MoE layer{'s' * (spec.moe_layers != 1)}"
     return f"""\
   weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({layers})
-  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
+{rows}  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
   here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
             (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})"""
 

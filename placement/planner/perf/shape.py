@@ -59,6 +59,8 @@ class ExpertLayers:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
+    """`table_elems`: of a look-up table, which lies in no device's memory."""
+
     name: str
     hidden: int
     vocab: int
@@ -69,6 +71,7 @@ class ModelShape:
     mtp_layers: int = 0
     source: str = ""
     rows_of: str = ""
+    table_elems: int = 0
 
     @property
     def rows_name(self) -> str:
@@ -103,7 +106,7 @@ class ModelShape:
 
     @property
     def total_elems(self) -> int:
-        return self.attention_elems + self.expert_elems
+        return self.attention_elems + self.expert_elems + self.table_elems
 
     @property
     def active_elems(self) -> int:

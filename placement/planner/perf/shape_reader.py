@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from afserve.errors import ConfigError
 from afserve.families.reading.planned import flat_fields
-from afserve.families.table import layers_of
+from afserve.families.table import layers_of, table_of
 from afserve.placement.planner.perf.shape import ExpertLayers, ModelShape
 from afserve.placement.planner.perf.shape_attention import attention_layers
 from afserve.spec_parts import DenseSpec, projections_of
@@ -42,4 +42,5 @@ def shape_from_config(name: str, config: Mapping[str, object], source: str = "")
         dense_elems=projections_of(dense[0].activation) * hidden * dense[0].inner if dense else 0,
         mtp_layers=fields.optional("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0,
         source=str(config.get("_source", "")),
+        table_elems=table.rows * table.width if (table := table_of(fields)) else 0,
     )

@@ -1,0 +1,127 @@
+"""Rows of a look-up table for a step: asked for as soon as the step is planned, from the ids of its tokens alone.
+
+A look-up is a dispatch of a layer behind all MoE layers (`models/tables/bank.py`), so replicas, lost nodes and epochs
+are the link's business here as there. While a chunk of a prompt is computed, rows of the next one are on their way in
+boxes of their own. The next step takes from them what its tokens need, whatever its chunks have become.
+
+Shapes: T tokens of a step, N heads of the table, K choices of a message, X numbers of a row that travels.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Generic, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from afserve.comm.m2n.link_contract import Link
+from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
+from afserve.engine.step.runner import StepRun, T
+from afserve.families.reading.ngrams import Ids, row_numbers
+from afserve.models.decoder import AttentionModel
+
+_Text = tuple[Sequence[int], int]
+_ELSEWHERE = -1
+
+
+class _Ahead(NamedTuple, Generic[T]):
+    """Which row of the dispatch has a token's, by their numbers."""
+
+    place: dict[bytes, int]
+    ticket: T
+
+
+class LookUps(Generic[T]):
+    """Of micro-batch `index`; what it asks for ahead goes as micro-batch `beside`."""
+
+    def __init__(self, index: int, beside: int, model: AttentionModel, link: Link[T]) -> None:
+        assert model.spec.table is not None, "a model without a table"
+        self._index, self._beside, self._model, self._link = index, beside, model, link
+        self._spec, self._table = model.spec, model.spec.table
+        self._ahead: _Ahead[T] | None = None
+
+    def rows_of(self, plan: StepPlan, token_T: Tensor) -> StepRun[T]:
+        """Float32, (T, X). Rows that nobody gave are NaN, and the link says why."""
+        number_TN = row_numbers(self._table, _texts(plan, self._table.order - 1))
+        early_AX, place_T = (yield from self._take_ahead(number_TN)) if self._ahead else (None, [])
+        x_TX, missing_T = self._words(token_T), torch.tensor([place < 0 for place in place_T] or [True])
+        whole_TX = torch.zeros(x_TX.shape, dtype=torch.float32, device=x_TX.device)
+        if bool(missing_T.any()):
+            for slice_TK, inside_TK in self._choices(number_TN, missing_T):
+                ticket = self._dispatch(self._index, x_TX, slice_TK, inside_TK)
+                while not self._link.ready(ticket):
+                    yield ticket
+                whole_TX += self._link.combine(ticket)
+        if early_AX is not None:
+            found_T = (~missing_T).nonzero()[:, 0].to(x_TX.device)
+            whole_TX[found_T] = early_AX[[place for place in place_T if place >= 0]]
+        self._ask_ahead(plan)
+        return whole_TX
+
+    def _take_ahead(self, number_TN: Ids) -> Generator[T | None, None, tuple[Tensor, list[int]]]:
+        """What was asked for ahead, and which row of it each token of this step has; below 0 where there is none."""
+        assert self._ahead is not None
+        (place, ticket), self._ahead = self._ahead, None
+        while not self._link.ready(ticket):
+            yield ticket
+        early_AX = self._link.combine(ticket)
+        self._link.take_given_up(self._beside)
+        sound_A = early_AX[:, 0].isfinite().tolist()
+        found = [place.get(row.tobytes(), _ELSEWHERE) for row in number_TN]
+        return early_AX, [at if at >= 0 and sound_A[at] else _ELSEWHERE for at in found]
+
+    def _ask_ahead(self, plan: StepPlan) -> None:
+        """For as much of the prompts as this step has itself. Where experts are in this process nothing is gained."""
+        if not self._link.present or self._table.heads > self._spec.top_k:
+            return
+        back, texts, ids = self._table.order - 1, list[_Text](), list[int]()
+        for chunk in plan.chunks:
+            tokens, first = chunk.sequence.tokens, chunk.start + chunk.count
+            coming = tokens[first : first + chunk.count]
+            if chunk.kind is PROMPT and coming:
+                texts.append((tokens[max(0, first - back) : first] + coming, len(coming)))
+                ids += coming
+        if texts:
+            number_TN = row_numbers(self._table, texts)
+            ((slice_TK, inside_TK),) = self._choices(number_TN, torch.tensor([True]))
+            x_TX = self._words(torch.tensor(ids, device=self._model.ops.device))
+            ticket = self._dispatch(self._beside, x_TX, slice_TK, inside_TK)
+            self._ahead = _Ahead({row.tobytes(): at for at, row in enumerate(number_TN)}, ticket)
+
+    def _words(self, token_T: Tensor) -> Tensor:
+        """They only say which of several replicas a row goes to."""
+        return self._model.words(token_T)[:, : self._spec.expert_width].contiguous()
+
+    def _dispatch(self, micro_batch: int, x_TX: Tensor, slice_TK: Tensor, inside_TK: Tensor) -> T:
+        given = x_TX, slice_TK.to(x_TX.device), inside_TK.to(x_TX.device)
+        return self._link.dispatch(*given, layer=self._spec.look_up_layer, micro_batch=micro_batch)
+
+    def _choices(self, number_TN: Ids, wanted_T: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Slices and rows within them, as many heads as a message has choices at a time; none of tokens that are not
+        wanted."""
+        numbers_TN, size = torch.from_numpy(number_TN), self._table.slice_rows(self._spec.experts)
+        slice_TN = torch.div(numbers_TN, size, rounding_mode="floor")
+        inside_TN = (numbers_TN - slice_TN * size).float()
+        slice_TN.masked_fill_(~wanted_T[:, None], -1)
+        most, spare = self._spec.top_k, -self._table.heads % self._spec.top_k
+        slices = functional.pad(slice_TN, (0, spare), value=-1).split(most, 1)
+        insides = functional.pad(inside_TN, (0, spare)).split(most, 1)
+        return [(one.contiguous(), two.contiguous()) for one, two in zip(slices, insides, strict=True)]
+
+
+def look_ups_of(model: AttentionModel, link: Link[T], micro_batches: int) -> Sequence[LookUps[T] | None]:
+    """One for each micro-batch, of a model with a table."""
+    if model.spec.table is None:
+        return [None] * micro_batches
+    return [LookUps(index, micro_batches + index, model, link) for index in range(micro_batches)]
+
+
+def _texts(plan: StepPlan, back: int) -> list[_Text]:
+    """Of each chunk its tokens and drafts, behind the `back` tokens before them."""
+    texts = list[_Text]()
+    for chunk in plan.chunks:
+        known = chunk.sequence.tokens[max(0, chunk.start - back) : chunk.start + chunk.count]
+        texts.append(
+            (known + chunk.sequence.draft[: chunk.supposed] if chunk.supposed else known, chunk.count)
+        )
+    return texts

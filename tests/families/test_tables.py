@@ -1,0 +1,222 @@
+"""Look-up tables whose rows expert nodes give: which rows, what a node does with numbers that are wrong, and tokens
+while nodes are lost."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from afserve.clock import FakeClock
+from afserve.config import ModelSource
+from afserve.engine.build import build_expert_bank, colocated, spec_of, tensors_of
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.errors import CheckpointError, ConfigError
+from afserve.families.drafters.dense import draft_model_spec
+from afserve.families.reading.ngrams import row_numbers
+from afserve.families.table import naming_of
+from afserve.kernels.ops import open_ops
+from afserve.models.tables.rows import TableRows
+from afserve.spec_parts import TableSpec
+from tests.engine.driving import collect, config, drive
+from tests.engine.local_cluster import LocalCluster
+from tests.engine.test_lost_peer import World
+from tests.families.conftest import NEW
+from tests.families.test_against_transformers import asked
+
+TABLES = [
+    TableSpec(131072, 78 * 131072, 256, 4, 4, (2,)),
+    TableSpec(11, 16, 4, 5, 1, (3, 7)),
+    TableSpec(5, 7, 1, 2, 3, ()),
+]
+
+
+def written_out(table, ids, at):
+    """The rows of one token, by sums of whole numbers of any size (arXiv 2601.21204)."""
+    found = []
+    for head in range(table.heads):
+        total, size = 0, table.base + 2 * head + 1
+        for back in range(2 + head // table.splits):
+            if at - back < 0 or (back and ids[at - back] in table.ends):
+                break
+            total += ids[at - back] * table.vocab**back
+        found.append(sum(table.base + 2 * before + 1 for before in range(head)) + total % size)
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_a_text_however_it_is_cut(table, seed):
+    dice = random.Random(seed)
+    texts = [[dice.randrange(table.vocab) for _ in range(dice.randrange(1, 40))] for _ in range(4)]
+    for text in texts:
+        text[dice.randrange(len(text))] = table.ends[0] if table.ends else 0
+        text[-1] = table.vocab - 1
+    wanted = [[written_out(table, text, at) for at in range(len(text))] for text in texts]
+    counts = [dice.randrange(1, len(text) + 1) for text in texts]
+    asked_for = [(text, count) for text, count in zip(texts, counts, strict=True)]
+    got = row_numbers(table, asked_for)
+    assert got.tolist() == [row for rows, count in zip(wanted, counts, strict=True) for row in rows[-count:]]
+    near = [(text[max(0, len(text) - count - table.order + 1) :], count) for text, count in asked_for]
+    assert np.array_equal(row_numbers(table, near), got)
+
+
+@pytest.fixture
+def bank(checkpoint):
+    """One of two nodes, with the slices of even numbers; the whole table beside it."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    spec = spec_of(source)
+    rows = TableRows(spec.table, tensors_of(source, spec, torch.device("cpu")), naming_of(spec))
+    held = [(layer, e // 2, e) for layer in range(spec.moe_layers) for e in range(0, spec.experts, 2)]
+    made = build_expert_bank(source, held, spec.experts // 2, ops=open_ops("cpu", 1))
+    starts = spec.table.starts
+    whole = torch.cat(
+        [rows.read(range(starts[n], starts[n + 1]), [n] * (starts[n + 1] - starts[n])) for n in (0, 1)]
+    )
+    return made, spec, whole
+
+
+def looked_up(bank, spec, slots, weights, out=None):
+    out_RH = torch.empty((len(slots), spec.hidden)) if out is None else out
+    given = torch.tensor(slots, dtype=torch.int32), torch.tensor(weights, dtype=torch.float32)
+    bank.forward(spec.look_up_layer, torch.zeros(out_RH.shape), *given, out_RH, out is not None)
+    return out_RH
+
+
+def test_a_node_gives_the_rows_of_its_slices(bank):
+    made, spec, whole = bank
+    size, width = spec.table.slice_rows(spec.experts), spec.table.width
+    wanted = torch.zeros((3, spec.hidden))
+    wanted[0, :width] = whole[1]
+    slot, inside = 3, 4  # of slice 6
+    assert 6 * size >= spec.table.starts[1], "a row of the second head"
+    wanted[0, width : 2 * width] = wanted[2, width : 2 * width] = whole[6 * size + 4]
+    slots, weights = (
+        [[0, slot, -1], [-1, -1, -1], [slot, -1, -1]],
+        [[1, inside, 9], [0, 0, 0], [inside, 0, 0]],
+    )
+    assert torch.equal(looked_up(made, spec, slots, weights), wanted)
+    assert torch.equal(looked_up(made, spec, slots, weights, torch.ones((3, spec.hidden))), 1 + wanted)
+
+
+def test_a_number_outside_of_a_slice_is_never_read(bank, monkeypatch):
+    """Whoever sends it gets no row, and others of the message have theirs."""
+    made, spec, whole = bank
+    size = spec.table.slice_rows(spec.experts)
+    made.fill(1, 2, 0)  # of another layer than that whose slots slices are in
+    read = []
+
+    def note(rows, numbers, heads):
+        read.append(list(numbers))
+        return whole[list(numbers)]
+
+    monkeypatch.setattr(TableRows, "read", note)
+    wrong = [-1.0, float(size), 0.5, float("nan"), float("inf"), 1e30]
+    got = looked_up(made, spec, [[0, -1, -1]] * 7, [[value, 0, 0] for value in (*wrong, 0.0)])
+    assert got[:-1].isnan().all() and got[-1].isfinite().all() and read == [[0]]
+    last = spec.table.rows - 1  # the last slice has fewer rows than others
+    made.fill(0, 4, spec.experts - 1)
+    inside = last - (spec.experts - 1) * size
+    got = looked_up(made, spec, [[4, -1, -1]] * 2, [[inside, 0, 0], [inside + 1, 0, 0]])
+    assert got[0].isfinite().all() and got[1].isnan().all()
+
+
+def test_an_empty_slot_and_a_file_that_changed_give_no_rows(bank, checkpoint, tmp_path):
+    _, spec, _ = bank
+    fresh = build_expert_bank(
+        ModelSource(str(checkpoint("longcat-ngram")), "tables"), [], spec.experts, ops=open_ops("cpu", 1)
+    )
+    assert looked_up(fresh, spec, [[0, -1, -1]], [[0, 0, 0]]).isnan().all()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((checkpoint("longcat-ngram") / name).read_bytes())
+    moved = build_expert_bank(ModelSource(str(tmp_path), "moved"), [(0, 0, 0)], 1, ops=open_ops("cpu", 1))
+    assert looked_up(moved, spec, [[0, -1, -1]], [[0, 0, 0]]).isfinite().all()
+    (tmp_path / "model.safetensors").write_bytes(b"another file")
+    assert looked_up(moved, spec, [[0, -1, -1], [-1, -1, -1]], [[0] * 3] * 2)[0].isnan().all()
+
+
+def test_what_a_host_does_in_each_step_is_refused_by_its_flag(checkpoint):
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    with pytest.raises(ConfigError, match="--device-exchange"):
+        LocalCluster.build(source, config(device_exchange=True), experts=2)
+    with pytest.raises(ConfigError, match="--step-graphs"):
+        colocated(source, config(step_graphs=True))
+    with pytest.raises(ConfigError, match="look-up table"):
+        draft_model_spec(source.path)
+
+
+@pytest.mark.parametrize("seed", [8, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 13))])
+def test_nobody_notices_that_a_node_with_slices_is_lost(seed, checkpoint, continued):
+    """With replicas and without: another epoch has the slices elsewhere, or a successor comes."""
+    name = "longcat-ngram-odd"
+    source = ModelSource(str(checkpoint(name)), name)
+    world = World(seed, source, NEW, 1 + seed % 2, replicas=bool(seed // 8), delay=0)
+    assert collect(world.run()) == continued(name) and world.losses
+
+
+def test_a_slice_that_is_on_no_node_is_said(checkpoint):
+    """Its requests end with the reason, once it was waited for."""
+    source, clock = ModelSource(str(checkpoint("longcat-ngram")), "tables"), FakeClock()
+    cluster = LocalCluster.build(source, config(), experts=2, clock=clock)
+    cluster.lose(1)
+    (node,) = cluster.attention
+    cluster.submit(asked()[0])
+    for _ in range(20):
+        assert cluster.step() == []
+    clock.advance(31.0)
+    events = []
+    for _ in range(200):
+        events += cluster.step()
+        if node.stalled:
+            node.wait(0.0)
+    assert not node.busy and "expert-1: it has closed its transport" in events[-1].error
+
+
+def test_rows_of_a_next_chunk_are_asked_for_while_one_is_computed(checkpoint):
+    """So a step whose tokens all were foreseen asks for nothing."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    cluster = LocalCluster.build(source, config(max_batch_tokens=10), experts=2)
+    link, spec, prompt = cluster.attention[0]._link, spec_of(source), tuple(range(20, 53))
+    dispatch, rows = link.dispatch, []
+
+    def note(x_TH, expert_TK, weight_TK, *, layer, micro_batch):
+        if layer == spec.look_up_layer:
+            rows.append((micro_batch, int((expert_TK >= 0).any(1).sum())))
+        return dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
+
+    link.dispatch = note
+    list(
+        cluster.run(
+            [GenerationRequest(0, prompt, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))]
+        )
+    )
+    assert rows == [(0, 10), (1, 10), (1, 10), (1, 3), (0, 1)]
+
+
+def test_drafts_give_the_same_tokens(checkpoint, continued):
+    """A draft's rows are looked up with it."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    cluster = LocalCluster.build(source, config(draft="ngram:3", micro_batches=2), attention=1, experts=3)
+    assert collect(cluster.run(asked())) == continued("longcat-ngram")
+    assert cluster.attention[0].stats().drafts.verified
+
+
+def test_random_weights_have_rows_too(checkpoint):
+    """Each process makes the same ones."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables", load_format="dummy")
+    said = collect(drive(colocated(source, config()), asked()))
+    assert collect(LocalCluster.build(source, config(), experts=3).run(asked())) == said
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"emb_split_num": 40}, "emb_split_num"), ({"emb_neighbor_num": 1}, "emb_neighbor_num"),
+     ({"ngram_vocab_size_ratio": 0}, "ngram_vocab_size_ratio")],
+)  # fmt: skip
+def test_a_table_of_no_use_is_refused_by_its_field(fields, why, checkpoint, tmp_path):
+    import json
+
+    config_json = json.loads((checkpoint("longcat-ngram") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config_json, **fields}))
+    with pytest.raises(CheckpointError, match=why):
+        spec_of(ModelSource(str(tmp_path), "odd"))
