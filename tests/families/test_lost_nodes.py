@@ -23,6 +23,7 @@ from tests.families.test_against_transformers import asked
         "mimo",
         "glm5",
         "longcat",
+        "longcat-ngram",
         "minimax-m3",
         "mistral-large4-odd",
     ],

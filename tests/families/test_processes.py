@@ -1,4 +1,4 @@
-"""Three of the families with the most of their own over real processes: the tokens of transformers, twice."""
+"""Four of the families with the most of their own over real processes: the tokens of transformers, twice."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.families.conftest import NEW
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
 
-@pytest.mark.parametrize("name", ["gptoss", "llama4", "qwen3-next"])
+@pytest.mark.parametrize("name", ["gptoss", "llama4", "qwen3-next", "longcat-ngram"])
 @pytest.mark.parametrize("topology", [(1, 1, 1), (2, 3, 2)], ids=["1x1", "2x3"])
 def test_the_tokens_of_transformers(name, topology, checkpoint, continued):
     attention, experts, micro_batches = topology

@@ -2,27 +2,41 @@
 while nodes are lost."""
 
 import random
+import re
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from afserve.cli.plan.catalog import load_model
+from afserve.cli.plan.tables import table_notes
 from afserve.clock import FakeClock
+from afserve.comm.m2n.link import ExpertLink
+from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.transport import WireType
+from afserve.comm.transports import connect
 from afserve.config import ModelSource
-from afserve.engine.build import build_expert_bank, colocated, spec_of, tensors_of
+from afserve.engine.build import build_expert_bank, colocated, layout_for, spec_of, tensors_of
+from afserve.engine.expert_node import ExpertNode
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.drafters.dense import draft_model_spec
 from afserve.families.reading.ngrams import row_numbers
-from afserve.families.table import naming_of
+from afserve.families.table import naming_of, spec_from_config
 from afserve.kernels.ops import open_ops
+from afserve.launch.plan.footprint import needs
+from afserve.launch.plan.machine import Machine
 from afserve.models.tables.rows import TableRows
+from afserve.placement.placement import Placement
 from afserve.spec_parts import TableSpec
 from tests.engine.driving import collect, config, drive
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.test_lost_peer import World
 from tests.families.conftest import NEW
 from tests.families.test_against_transformers import asked
+from tests.families.test_published import MODELS
 
 TABLES = [
     TableSpec(131072, 78 * 131072, 256, 4, 4, (2,)),
@@ -135,6 +149,38 @@ def test_an_empty_slot_and_a_file_that_changed_give_no_rows(bank, checkpoint, tm
     assert looked_up(moved, spec, [[0, -1, -1], [-1, -1, -1]], [[0] * 3] * 2)[0].isnan().all()
 
 
+@pytest.mark.parametrize("wire", ["local", "shm", "tcp"])
+@pytest.mark.parametrize("rows", [WireType.FLOAT32, WireType.FLOAT8])
+def test_rows_over_each_wire(wire, rows, bank, checkpoint):
+    """Of two nodes. What travels beside a row's number may be rounded."""
+    _, spec, whole = bank
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    placement = Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=2)
+    layout = replace(layout_for(source, spec, config(), spec.experts // 2), dispatch_wire=rows)
+    ends = [connect.listen(wire, expert=node, attention_nodes=1, layout=layout) for node in (0, 1)]
+    nodes = []
+    for node, (end, _) in enumerate(ends):
+        held = build_expert_bank(source, placement.held(node), layout.slots, ops=open_ops("cpu", 1))
+        nodes.append(ExpertNode(ExpertPort(end), held))
+    to = connect.connect([address for _, address in ends], attention=0, layout=layout, timeout=60.0)
+    link = ExpertLink(to, attention=0, layout=layout, placement=placement)
+    number_TN = torch.from_numpy(row_numbers(spec.table, [([5, 9, 210, 7, 3, 5, 9], 7)]))
+    size, width = spec.table.slice_rows(spec.experts), spec.table.width
+    slice_TK, inside_TK = torch.full((7, spec.top_k), -1), torch.zeros((7, spec.top_k))
+    slice_TK[:, :2], inside_TK[:, :2] = number_TN // size, (number_TN % size).float()
+    x_TH = torch.randn(7, spec.hidden)
+    ticket = link.dispatch(x_TH, slice_TK, inside_TK, layer=spec.look_up_layer, micro_batch=1)
+    until = time.monotonic() + 30
+    while not link.ready(ticket) and time.monotonic() < until:
+        link.wait([ticket], 0.01)
+        for one in nodes:
+            one.poll()
+    got = link.combine(ticket)
+    assert torch.equal(got[:, : 2 * width], whole[number_TN].flatten(1)) and not got[:, 2 * width :].any()
+    for one in (link, *nodes):
+        one.close()
+
+
 def test_what_a_host_does_in_each_step_is_refused_by_its_flag(checkpoint):
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
     with pytest.raises(ConfigError, match="--device-exchange"):
@@ -206,6 +252,19 @@ def test_random_weights_have_rows_too(checkpoint):
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables", load_format="dummy")
     said = collect(drive(colocated(source, config()), asked()))
     assert collect(LocalCluster.build(source, config(), experts=3).run(asked())) == said
+
+
+def test_planners_say_how_large_a_table_is(checkpoint):
+    """In the plan of a fleet, and in what a machine would need."""
+    (said,) = table_notes(load_model("longcat-flash-lite"))
+    assert "look-up table of 31.4B numbers, 59 GiB in 16 bits" in said
+    assert table_notes(load_model("longcat-flash-chat")) == []
+    spec = spec_from_config(MODELS["longcat-flash-lite"])
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables", dtype="bfloat16")
+    words = needs(spec, source, Machine(8, 64 << 30, 64 << 30, ""))
+    assert re.search(
+        r"table +58\.5 GiB that expert nodes read from the checkpoint row by row, not loaded", words
+    )
 
 
 @pytest.mark.parametrize(
