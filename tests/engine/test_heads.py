@@ -3,6 +3,7 @@ and answers as without."""
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -352,6 +353,26 @@ def test_a_block_is_one_pass_however_much_of_it_is_verified(tiny_checkpoint, ora
     check(told, Reference("z-lab", oracle("qwen3")))
     assert 40 < len(passes) <= batch.steps and max(passes) == 3 * BLOCK
     assert node.stats().drafts.tokens < sum(passes) / 2
+
+
+@pytest.mark.parametrize("form", ["z-lab", "dspark"])
+def test_a_block_ends_with_the_context(form, tiny_checkpoint, tmp_path, monkeypatch):
+    source, seen = ModelSource(str(tiny_checkpoint("qwen3")), "q"), list[int]()
+    asked = requests(prompts((25, 31)), replace(GREEDY, max_tokens=9))
+    wanted = collect(drive(colocated(source, config(max_model_len=40)), asked))
+    draft = f"{METHOD[form]}:{head_in(tmp_path / 'head', form)}:4"
+    node = colocated(source, config(max_model_len=40, draft=draft))
+    follower = node._micro_batches[0]._follower
+    assert isinstance(follower, BlockLoop)
+    block_rows = follower._head.block_rows
+
+    def noted(token_R, caches, blocks):
+        seen.extend(blocks.position_T.tolist())
+        return block_rows(token_R, caches, blocks)
+
+    monkeypatch.setattr(follower._head, "block_rows", noted)
+    assert collect(drive(node, asked)) == wanted
+    assert max(seen) == 39 - follower._spec.from_newest and node.stats().drafts.tokens > 10
 
 
 @pytest.mark.parametrize("form", ONE_OF_EACH)
