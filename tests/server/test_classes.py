@@ -93,6 +93,7 @@ def test_the_longest_names_and_highest_numbers_fit():
         ("[a]\nttft = true", "[a] ttft: True is not"),
         ("[a]\nrefuse_late = 1", "[a] refuse_late: 1 is neither"),
         ('[a]\nkeys = "x"', "[a] keys: 'x' is no list"),
+        ('[a]\nkeys = ["x y"]', "[a] keys: ['x y'] is no list of names of keys"),
         ('[a]\nkeys = ["x"]\n[b]\nkeys = ["x"]', "'x' is a key of a and of b"),
         ("[a", "is not TOML"),
     ],

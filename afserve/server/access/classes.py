@@ -13,6 +13,7 @@ from afserve.control.pilot.classes import ClassAim
 from afserve.engine.scheduling.request import MAX_PRIORITY, MAX_RETAIN, MAX_SHARE
 from afserve.errors import ConfigError, RequestError, shown
 from afserve.json_file import read_text
+from afserve.server.access.key_file import NAME
 from afserve.server.bodies.declared import LONGEST_SECONDS, Scheduling
 
 MOST_BYTES, MOST_CLASSES = 64 << 10, 64
@@ -126,7 +127,7 @@ def _class(path: str | Path, name: str, table: object) -> ServiceClass:
         if field == "refuse_late" and not isinstance(value, bool):
             raise _refused(path, f"[{name}] {field}: {shown(value)} is neither true nor false")
     keys = table.get("keys", [])
-    if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
+    if not isinstance(keys, list) or not all(isinstance(key, str) and NAME.fullmatch(key) for key in keys):
         raise _refused(path, f'[{name}] keys: {shown(keys)} is no list of names of keys, such as ["alice"]')
     return ServiceClass(name, **{**table, "keys": tuple(keys)})
 

@@ -26,7 +26,7 @@ from afserve.errors import ConfigError, shown
 
 MOST_BYTES = 256 << 10  # more than a thousand keys; gateways read it between two requests
 PREFIX = "afs_"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASH = re.compile("[0-9a-f]{64}")
 _HEAD = (
     "# API keys of afserve, as hashes. `afserve keys` writes this file; limits may also be edited by hand.\n"
@@ -114,7 +114,7 @@ def read_key_file(path: str | Path) -> tuple[Key, ...]:
 
 
 def _key(path: str | Path, name: str, table: object) -> Key:
-    if not _NAME.fullmatch(name) or not isinstance(table, Mapping):
+    if not NAME.fullmatch(name) or not isinstance(table, Mapping):
         raise _refused(
             path, f"{shown(name)}: is not a table [NAME] with a name of letters, digits, '.', '_', '-'"
         )
@@ -160,7 +160,7 @@ def check_private(path: str | Path, found: os.stat_result, what: str) -> None:
 
 def add_key(path: Path, name: str, role: KeyRole, limits: KeyLimits) -> str:
     """The new key, which is nowhere else. Raises ConfigError for a name that is taken."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError.about("name", f"{shown(name)} is not 1 to 64 letters, digits, '.', '_' and '-'")
     secret = new_secret()
     with _changing(path) as keys:
