@@ -453,7 +453,7 @@ def test_contexts_in_every_clients_words(http):
     assert page["data"] == [http.get("/v1/models/tiny", headers=version).json()]
     assert page["data"][0] == {
         "type": "model", "id": "tiny", "display_name": "tiny", "created_at": "2023-11-14T22:13:20Z",
-        "max_input_tokens": 2048, "max_tokens": 2048,
+        "lifecycle": "active", "max_input_tokens": 2048, "max_tokens": 2048,
     }  # fmt: skip
 
 

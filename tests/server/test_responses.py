@@ -41,6 +41,7 @@ def test_whole(client, server):  # noqa: F811
     said = client.responses.create(model="tiny", input="hello", instructions="be short", metadata={"a": "b"})
     assert said.output_text == server.backend.reply and said.status == "completed"
     assert said.usage.output_tokens == 8 and said.usage.input_tokens_details.cached_tokens == 2
+    assert said.usage.input_tokens_details.cache_write_tokens == said.usage.input_tokens - 2
     assert said.instructions == "be short" and said.metadata == {"a": "b"}
     assert prompt_text(server) == "<|system|>be short<|end|><|user|>hello<|end|><|assistant|>"
 

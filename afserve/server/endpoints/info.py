@@ -122,6 +122,7 @@ def anthropic_object(model: ServedModel, name: str) -> dict[str, object]:
         "id": name,
         "display_name": name,
         "created_at": created,
+        "lifecycle": "active",
         "max_input_tokens": model.max_model_len,
         "max_tokens": model.max_model_len,
     }

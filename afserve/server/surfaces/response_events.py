@@ -170,9 +170,11 @@ def _content(kind: str, text: str) -> Item:
 
 
 def _usage(usage: Usage, thought: int) -> Item:
+    """What was computed of the prompt is in the cache from then on."""
+    written = usage.prompt_tokens - usage.reused_tokens
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.reused_tokens, "cache_write_tokens": written},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
