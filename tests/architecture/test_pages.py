@@ -57,6 +57,7 @@ def test_the_readme_is_a_map():
     assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TARGETS, ids=relative)
 def test_numbers_are_those_of_the_rows(path: Path):
     assert path.read_text() == rendered(path, TARGETS[path]()), "run python -m bench.tables"

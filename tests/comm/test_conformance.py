@@ -40,6 +40,7 @@ def test_battery_over_tls(check, issued):
     check(opener("tcp", Credentials("secret", Certificates(issued("attention", "expert")))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("elsewhere", [0, 1])
 def test_battery_over_two_hosts(check, elsewhere):

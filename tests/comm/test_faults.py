@@ -50,6 +50,7 @@ def test_delayed_repeated_and_reordered_messages_give_the_same_sums(open_cluster
     cluster.close()
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), drop=st.sampled_from([0.1, 0.5, 1.0]))
 @settings(max_examples=30, deadline=None)
 def test_a_dropped_message_is_given_up_by_its_deadline(open_cluster, seed, drop):

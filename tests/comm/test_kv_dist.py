@@ -137,6 +137,7 @@ def test_an_address_of_another_host_is_refused_by_name():
         open_carrier("dist", "192.0.2.1", Memory(SLOT))
 
 
+@pytest.mark.slow
 def test_who_does_not_come_to_meet_is_given_up_and_met_anew(two, monkeypatch):
     monkeypatch.setattr(dist_pair, "MEET_SECONDS", 0.2)
     number, *_ = two.lend(0, SLOT)

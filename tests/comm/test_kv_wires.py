@@ -207,6 +207,7 @@ def test_blocks_arrive_over_tls(encrypted, monkeypatch):
     assert [here.store.memory[block] for block in blocks] == [content(name) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("roles", "how", "why"),
     [

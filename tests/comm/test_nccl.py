@@ -103,6 +103,7 @@ def test_battery(check):
     check(over_nccl)
 
 
+@pytest.mark.slow
 def test_without_a_first_message_both_ways_a_node_blocks_in_its_first_payload(monkeypatch):
     """What warming up is for: the sender is in nccl, its header not sent, and the other end asks for nothing."""
     monkeypatch.setattr(NcclPair, "_first", lambda *_: None)
@@ -135,6 +136,7 @@ def test_payloads_go_both_ways_at_once_after_the_first_messages():
     ends.close()
 
 
+@pytest.mark.slow
 def test_an_expert_node_that_takes_no_first_message_is_named_in_time():
     end, address = dist.listen(ListenSpec(0, 1, LAYOUT), way(Deaf))
     with pytest.raises(

@@ -166,6 +166,7 @@ def test_strangers_that_knock_only_cost_a_look(opened):
         knocking.join()
 
 
+@pytest.mark.slow
 def test_who_waits_sleeps(opened):
     """Also beside a connection that has ended, which is always ready."""
     (end,), fronts = opened(1, [{0}, set()])

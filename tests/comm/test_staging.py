@@ -112,6 +112,7 @@ def test_an_epoch_that_is_adopted_while_rows_come_down_does_not_touch_them(build
     assert {part.header.epoch for part in ticket.parts} == {0}
 
 
+@pytest.mark.slow
 def test_an_answer_that_was_given_up_is_not_posted(build_cluster):
     """The attention node dispatches again before the first answer has come down from the expert node's device."""
     cluster = build_cluster(options={"stage": lambda: LateStage(seed=4, slowest=3)})

@@ -122,6 +122,7 @@ def test_rows_are_given_up_or_exact(open_cluster, placement, kind, data):
     cluster.close()
 
 
+@pytest.mark.slow
 @given(placement=placements(), gone=st.sets(st.integers(0, 3), max_size=2))
 @settings(max_examples=60, deadline=None)
 def test_a_table_without_nodes_routes_to_what_is_left(placement, gone):

@@ -204,6 +204,7 @@ def drive(balancing, load, seconds, now):
     return now, begun
 
 
+@pytest.mark.slow
 def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
     layers, experts, nodes = 3, 16, 4
     start = Placement.contiguous(layers=layers, experts=experts, nodes=nodes, slots_per_node=6)
@@ -219,6 +220,7 @@ def test_a_domain_switch_is_followed_within_seconds_and_then_there_is_rest():
     assert balancing.moves > 0
 
 
+@pytest.mark.slow
 def test_every_so_many_seconds_acts_without_being_asked():
     start = Placement.contiguous(layers=1, experts=8, nodes=2, slots_per_node=6)
     balancing = Balancing("m", Migration(start, crew(2, 2)), BalanceRules(act=True, every=1.0))

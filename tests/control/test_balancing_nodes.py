@@ -144,6 +144,7 @@ def test_whoever_comes_and_goes_balance_is_thought_about(seed, nodes, spare, cop
         run.thinks()  # raises nothing, and puts nothing where nobody is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes", [False, True], ids=["it stays", "it goes again"])
 def test_a_new_controller_balances_over_a_placement_that_is_wider_than_its_flags(goes):
     run = Run(1, 2, 6, 0, 1)

@@ -61,6 +61,7 @@ def test_a_node_of_the_same_authority_joins(issued):
     assert found == "expert-0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("roles", "how", "said"),
     [

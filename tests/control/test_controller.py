@@ -428,6 +428,7 @@ def test_a_lost_node_answers_every_open_request():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_stream_that_breaks_is_opened_again_and_a_request_that_was_lost_with_it_is_sent_again():
     async def scenario():
         async with serving() as (controller, frontend, (attention, _)):
@@ -547,6 +548,7 @@ def test_a_silent_node_is_named():
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_nobody_there_is_said(monkeypatch):
     monkeypatch.setattr("afserve.control.node.stream.CONNECT_SECONDS", 0.3)
     with pytest.raises(DeadlineError, match=r"no controller at 127\.0\.0\.1:9"):
@@ -568,6 +570,7 @@ def test_a_bug_in_the_watch_ends_the_run(monkeypatch, caplog):
     assert "ZeroDivisionError: oops" in caplog.text
 
 
+@pytest.mark.slow
 def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_they_are():
     async def scenario():
         with keep_port("127.0.0.1", 0) as kept:
@@ -603,6 +606,7 @@ def test_nodes_go_on_without_a_controller_and_the_next_one_learns_from_them_who_
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_node_ends_when_no_controller_comes_within_the_grace():
     engine = EngineConfig(64, 9, orphan_grace=0.2)
 

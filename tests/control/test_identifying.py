@@ -50,6 +50,7 @@ def test_a_broken_copy_is_raised_to_who_waits(tmp_path):
     assert not told
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_said(monkeypatch, caplog):
     monkeypatch.setattr(identifying, "_SAID_AFTER", 0.0)
     monkeypatch.setattr(identifying, "_SAID_EVERY", 0.0)

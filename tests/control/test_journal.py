@@ -99,6 +99,7 @@ def test_who_is_not_sampled_has_no_span_and_who_is_quiet_no_line(kept, drawn, ca
     assert not drawn and not caplog.records
 
 
+@pytest.mark.slow
 def test_spans_are_posted_in_batches_and_a_missing_collector_costs_spans_only(monkeypatch, caplog):
     monkeypatch.setattr(spans, "SEND_SECONDS", 0.05)
     monkeypatch.setattr(spans, "MOST_SENT", 2)

@@ -139,6 +139,7 @@ def test_a_question_of_another_form_is_passed_over(config):
     assert all(answer[0] == b"" for answer in answers)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_costs_events_only(config, caplog):
     """Serving goes on, and what was told meanwhile comes once the port is free."""
     pool, name = BlockPool(4, SIZE), b"a" * 16
@@ -161,6 +162,7 @@ def test_a_port_that_is_taken_costs_events_only(config, caplog):
     publisher.stop_publishing()
 
 
+@pytest.mark.slow
 def test_a_fault_is_said_and_everything_is_told_anew(config, caplog):
     """What was queued behind the fault is told to nobody, and the thread goes on."""
     pool = BlockPool(8, SIZE)

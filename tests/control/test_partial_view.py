@@ -103,6 +103,7 @@ def until(holds, turn):
         turn()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["swallows", "closes"])
 def test_what_only_one_attention_node_cannot_reach(world, how):
     """A connection that passes nothing on is left after the bound. One that is closed is no loss: replicas answer."""

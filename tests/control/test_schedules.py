@@ -561,6 +561,7 @@ def test_what_is_wanted_is_reached_when_files_can_be_read_again(first):
         run(seed, controllers=1 + seed % 2, unreadable=(0.0, 0.3, 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "controllers"), [(9857, 2)])
 def test_what_is_wanted_is_reached_by_a_seed_that_failed(seed, controllers):
     """9857: whoever was stopped while it was told to drain comes back to the next controller, its answer lost."""

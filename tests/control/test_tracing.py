@@ -25,6 +25,7 @@ from afserve.tracing.trace_part import MOST_EVENTS, TracePart, own_clock
 from tests.arrows import backwards
 
 
+@pytest.mark.slow
 def test_everything_is_sent_once_and_in_order():
     trace = Trace("expert-0")
     told: list[Traced] = []

@@ -69,6 +69,7 @@ def test_one_file_and_one_row(toy, tmp_path, capsys):
         print(f"\na new family: {toy} lines, one file and one row")
 
 
+@pytest.mark.slow
 def test_no_step_asks_for_the_spec_of_a_layer(tiny_checkpoint, monkeypatch):
     """What a layer is was decided at load; decoding reads what was loaded."""
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")

@@ -221,6 +221,7 @@ def tokens_of(events, handle):
     return [token for event in events if event.handle == handle for token in event.token_ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3", "qwen3-next"])
 @pytest.mark.parametrize("layers", range(1, 6))
 def test_who_comes_in_the_middle_of_a_layer_waits_for_its_end(name, layers, timed):

@@ -192,6 +192,7 @@ def test_a_node_that_prefilled_decodes_from_now_on():
     rig.until_there(chunk)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

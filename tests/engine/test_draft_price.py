@@ -205,6 +205,7 @@ def test_all_sequences_that_rest_are_tried_in_turn():
     assert found == {0, 1, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_a_price_stays_within_bounds_whatever_it_is_told(seed):
     """And says the same when it is told the same."""

@@ -44,6 +44,7 @@ def test_a_cache_that_is_too_small(source, asked, alone):
     assert node.stats().preemptions and node.stats().drafts.accepted
 
 
+@pytest.mark.slow
 def test_states_at_the_ends_of_blocks_are_those_of_confirmed_tokens(source, asked, alone):
     """Blocks of 8, so that drafts pass over their ends at every place; what is found is gone on with."""
     node = colocated(source, config(**SMALL))

@@ -89,6 +89,7 @@ def test_a_layer_runs_where_it_wins_more_than_its_passes_take(won, least, most):
     assert any(kept[5_000:]), "and is tried again"
 
 
+@pytest.mark.slow
 def test_what_wins_is_not_ended_by_bad_luck():
     """A layer that wins four steps of five is rested seldom by chance, and soon where it wins no more."""
     dice, trials, kept = random.Random(5), LayerTrials(), 0

@@ -314,6 +314,7 @@ def test_too_little_memory_is_refused_with_what_is_needed(tiny_checkpoint):
         bank_of(source, spec.top_k - 1)
 
 
+@pytest.mark.slow
 def test_memory_for_all_is_the_plain_bank(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     assert not isinstance(bank_of(source, spec_of(source).experts), TieredBank)

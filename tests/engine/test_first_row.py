@@ -74,6 +74,7 @@ def test_a_request_with_a_row_may_end_or_be_cancelled_before_it_is_drawn(node):
         one.check()
 
 
+@pytest.mark.slow
 def test_a_preempted_sequence_draws_from_its_row_once(node):
     small = node(kv_blocks=9)
     wanted = requests(prompts((30, 30)), replace(DRAWN, max_tokens=20))

@@ -277,6 +277,7 @@ def test_with_places_and_room_for_all_nobody_leaves(events):
     assert not node.made.preemptions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("running", "waiting", "leaves"), [(0, 1, False), (0, 0, True), (1, 0, True)])
 def test_none_leaves_for_a_lower_priority(running, waiting, leaves):
     node = Node.of(max_sequences=2)

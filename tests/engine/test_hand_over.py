@@ -119,6 +119,7 @@ def test_what_the_decode_node_has_is_fetched_and_not_computed_again(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("rounds", range(1, 8))
 @pytest.mark.parametrize("what", ["cancelled", "prefill", "decode"])
@@ -246,6 +247,7 @@ def test_a_request_that_was_cancelled_ends_at_both(tiny_checkpoint):
     assert world.said[3] == [] and prefill.moves.stats().prompts == 0
 
 
+@pytest.mark.slow
 def test_tenants_find_their_own_blocks_only(tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
     prompt = prompts(LENGTHS)[2]

@@ -100,6 +100,7 @@ def test_experts_of_qwen3_5_in_tensors_of_all(checkpoint, continued, tmp_path):
     assert collect(cluster.run(asked())) == continued("qwen3.5")
 
 
+@pytest.mark.slow
 def test_a_bias_that_checkpoints_of_ax_k1_leave_out_is_zero(checkpoint, tmp_path):
     """Released ones route without it."""
     stored = load_file(checkpoint("axk1") / "model.safetensors")

@@ -86,6 +86,7 @@ def test_a_tokenizer_file_that_is_none(tmp_path, data):
     assert "tokenizer.json: " in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_tokenizer_whose_rules_name_a_token_that_is_not_there(tmp_path):
     """The library panics when it encodes the first text, which would end the server at a request."""
     body = {

@@ -120,6 +120,7 @@ def references(schema):
             yield from references(inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(referring(), st.lists(values, min_size=4, max_size=8))
 def test_a_schema_with_references_means_the_same(schema, drawn):

@@ -35,6 +35,7 @@ def computed(x_TC, conv_WC, states):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(taps=st.integers(2, 6), cuts=CUTS, seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)

@@ -20,6 +20,7 @@ def test_every_op_runs_without_a_value_to_read(queries: int) -> None:
     assert ops.left_out() <= AT_LOAD, "an op that this test does not know"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window"])
 def test_a_models_decode_step_runs_without_a_value_to_read(tiny_checkpoint, name: str) -> None:
     step = Decode(tiny_checkpoint(name), Reference(META), META)

@@ -64,6 +64,7 @@ def test_what_it_installs_and_copies_is_there() -> None:
     )
 
 
+@pytest.mark.slow
 def test_its_health_check_is_a_program_that_runs() -> None:
     words = json.loads(of("HEALTHCHECK")[0].partition(" CMD ")[2])
     code = words[2].replace(":8000", ":1")

@@ -92,6 +92,7 @@ def test_kubernetes_takes_every_object(file: Path, certs: bool) -> None:
             validate.validate(one, minor, strict=True)
 
 
+@pytest.mark.slow
 def test_a_misspelled_key_would_be_seen(file: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="afserve[test] has kubernetes-validate")
     one = objects(file)[1]

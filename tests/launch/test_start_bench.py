@@ -17,6 +17,7 @@ HOLDS = "import sys, time; kept = b'x' * (96 << 20); print('made', flush=True); 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads what Linux tells")
 
 
+@pytest.mark.slow
 def test_memory_of_a_child_is_seen_and_kept_after_its_end():
     child = subprocess.Popen(
         [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -49,12 +49,14 @@ def test_nothing_fails_where_nothing_can_be_written(where, at_once):
         os.close(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["1", "2", "0, 1, 2"])
 def test_a_closed_descriptor_is_never_a_sockets(closed):
     before = f"for number in ({closed},): os.close(number)"
     assert code_of(subprocess.DEVNULL, subprocess.DEVNULL, before) == 0
 
 
+@pytest.mark.slow
 def test_what_can_be_written_comes_whole(tmp_path):
     with (tmp_path / "out").open("wb") as out:
         assert code_of(out, out) == 0

@@ -54,6 +54,7 @@ def test_measured_shapes_have_as_many_parameters_as_their_names_say(name: str) -
     assert name.endswith(f"-{said}")
 
 
+@pytest.mark.slow
 def test_a_seed_repeats(tmp_path: Path) -> None:
     shape = make_checkpoint.SHAPES["deepseek-v3-119m"]
     shape = replace(shape, config=shape.config | SMALL)

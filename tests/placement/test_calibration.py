@@ -55,6 +55,7 @@ def per_request(part: str, seconds: Callable[[int], float]) -> list[dict[str, ob
     return [{"part": part, "requests": n, "seconds": seconds(n)} for n in REQUESTS]
 
 
+@pytest.mark.slow
 def test_a_machine_far_below_the_chip_file_is_met() -> None:
     curves = fitted()
     errors = []
@@ -123,6 +124,7 @@ def test_a_step_carries_its_head_its_own_work_and_the_control_plane() -> None:
         assert float(without[0]) == pytest.approx(5e-2 + 1e-3 * requests, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_control_plane_is_met_by_whole_steps() -> None:
     """One served step measured 5 % too fast leaves a difference of nothing; the line hardly moves."""
     rows = served_steps()
@@ -132,6 +134,7 @@ def test_the_control_plane_is_met_by_whole_steps() -> None:
     assert step.per_group == pytest.approx(2e-5, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_slower_served_run_is_not_the_control_planes() -> None:
     """The machine was a quarter slower while it served, at every size."""
     rows = served_steps()
@@ -318,12 +321,14 @@ def direction_seconds(requests: int) -> float:
     return 5e-5 + 4096 * requests / 5e9 + kernel_seconds(requests, 1) + (4e-6 + 2e-7 * requests) / 2
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_costs_nothing() -> None:
     curves = fitted().curves
     for name in ("step", "gateway", "exchange"):
         assert (curves[name].launch, curves[name].per_group) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_gateway_is_a_line() -> None:
     gateway = fitted(*per_request("gateway", lambda n: 2e-4 + 2e-5 * n)).curves["gateway"]
     assert gateway.launch == pytest.approx(2e-4, rel=0.01)

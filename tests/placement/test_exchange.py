@@ -76,6 +76,7 @@ def test_it_is_not_for_replicas_free_slots_or_unequal_nodes() -> None:
     assert not applies(holed, load_LE, room, even)
 
 
+@pytest.mark.slow
 def test_the_optimizer_uses_it_where_every_slot_is_taken() -> None:
     rng = np.random.default_rng(0)
     old, new = rng.lognormal(0, 1, (2, 3, 32))

@@ -112,6 +112,7 @@ def calibration_lines(noise: float) -> tuple[list[str], object, object]:
     return lines, shape, chip
 
 
+@pytest.mark.slow
 def test_calibration_reproduces_its_stage_times() -> None:
     lines, shape, chip = calibration_lines(0.03)
     width = Precision("bf16", "bf16", "bf16")

@@ -65,6 +65,7 @@ def test_the_table_says_how_good_it_is(counts):
     assert "bound" in out.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_from_what_stands_with_a_budget(counts, domains, tmp_path):
     in_force = tmp_path / "now.json"
     in_force.write_text(run("--counts", counts, "--nodes", 4, "--slots", 24, "--json")[1])
@@ -261,6 +262,7 @@ def test_no_rows_and_one_expert_with_everything(tmp_path, counts_json, slots):
     assert Placement.from_json(out).experts == 4
 
 
+@pytest.mark.slow
 def test_it_starts_without_torch():
     script = (
         "import sys, afserve.cli.plan.place; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"

@@ -249,6 +249,7 @@ def test_more_acceptance_is_never_slower() -> None:
     assert tpots == sorted(tpots, reverse=True)
 
 
+@pytest.mark.slow
 def test_what_pays_at_few_requests_may_not_at_many() -> None:
     """Compute-bound experts take each row of a draft as one more row."""
     short = replace(setting(Drafts(MTP, 4, 1.9)), workload=fixed_context(512))

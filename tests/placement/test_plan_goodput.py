@@ -120,6 +120,7 @@ def test_what_pays_in_words(rates: tuple[float, ...], words: str) -> None:
     assert words in which_pays(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "words"),
     [

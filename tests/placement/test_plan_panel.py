@@ -49,6 +49,7 @@ def test_no_plan_is_recommended_that_another_profile_beats_unsaid(capsys: pytest
     assert "vllm's profile beats the best plan: " in told["verdict"]
 
 
+@pytest.mark.slow
 def test_named_engines_are_heard_alone(capsys: pytest.CaptureFixture[str]) -> None:
     found = values_of(capsys, "--model deepseek-v3 --pool h200=32 --tpot 50ms --engine deepseek")
     assert [one["engine"] for one in found["heard"]] == ["deepseek", "step-3"]

@@ -97,6 +97,7 @@ def test_what_does_not_fit_is_counted_per_device(capsys: pytest.CaptureFixture[s
     assert fits["best"]["devices"] == 4, "measured so; the engine's own share of memory counts"
 
 
+@pytest.mark.slow
 def test_counts_of_other_layers_are_told(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     file = tmp_path / "counts.json"
     file.write_text(json.dumps([[1.0 + expert % 7 for expert in range(256)]] * 4))

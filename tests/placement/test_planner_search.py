@@ -144,6 +144,7 @@ def test_whole_nodes_are_preferred() -> None:
     assert best.devices % 8 == 0
 
 
+@pytest.mark.slow
 def test_the_lowest_latency_is_sensitive_at_its_own_batch() -> None:
     asked = question("deepseek-v3", {"h800": 32}, objective="latency")
     best = answer(asked).plans[0]

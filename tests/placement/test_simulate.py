@@ -154,6 +154,7 @@ def test_a_step_with_draft_tokens_ends_no_later_for_how_floats_add_up() -> None:
     assert done.ended == pytest.approx([0.5])
 
 
+@pytest.mark.slow
 def test_light_load_meets_targets_and_heavy_load_queues() -> None:
     asked, plan = planned("qwen3-235b-a22b", {"h20": 32}, 8192)
     lengths = from_lengths(Lengths(1000, 500, "lognormal"), Lengths(100, 50, "lognormal"))

@@ -227,6 +227,7 @@ def recorded():
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "firsts", "ends", "order"),
     [

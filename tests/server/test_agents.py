@@ -198,6 +198,7 @@ def call(name, arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("client", "path", "body", "ignored"), SEEN, ids=[f"{each[0]} {each[1]}" for each in SEEN]
 )

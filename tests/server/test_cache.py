@@ -68,6 +68,7 @@ def nothing_kept(askers):
     askers[2].unpin()
 
 
+@pytest.mark.slow
 def test_a_key_sees_what_it_keeps_and_what_that_takes(askers):
     alice, bob, root = askers
     tokens = alice.warm()["prompt_tokens"]

@@ -14,6 +14,7 @@ def prompt_text(server) -> str:
     return server.backend.tokenizer.decode(server.backend.requests[0].prompt_ids, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 def test_whole(client, server):
     done = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
     assert done.choices[0].message.content == server.backend.reply

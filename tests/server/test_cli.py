@@ -38,6 +38,7 @@ def test_complete_json(server):
     assert json.loads(done.output)["choices"][0]["text"] == server.backend.reply
 
 
+@pytest.mark.slow
 def test_chat_once(server):
     done = run(chat, "hello", "--system", "be brief", "--url", server.url)
     assert done.output == server.backend.reply + "\n"

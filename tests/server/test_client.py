@@ -38,6 +38,7 @@ def test_complete_and_stream_agree(client, server):
     assert [replace(r.params, seed=None) for r in server.backend.requests] == [params, params]
 
 
+@pytest.mark.slow
 def test_every_sampling_field_arrives(client, server):
     params = SamplingParams(
         max_tokens=9, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, presence_penalty=0.3,

@@ -142,6 +142,7 @@ def test_half_a_request_line_does_not_stay(make_backend, run_server):
                 assert read_all(sock).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", (b"", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"))
 @pytest.mark.parametrize("said", (b"", b"\r\n"))
 def test_a_connection_that_says_nothing_is_closed_when_its_time_is_over(
@@ -158,6 +159,7 @@ def test_a_connection_that_says_nothing_is_closed_when_its_time_is_over(
         assert answer.startswith(b"HTTP/1.1 200") if first else not answer
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_not_used_at_once_may_be_used_later(make_backend, run_server):
     with (
         run_server(make_backend(), head_deadline=0.05, keep_alive=20) as server,
@@ -168,6 +170,7 @@ def test_a_connection_that_is_not_used_at_once_may_be_used_later(make_backend, r
         assert read_all(sock).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_an_idle_connection_stays_longer_than_a_head_may_take(make_backend, run_server):
     with run_server(make_backend(), head_deadline=0.1, keep_alive=20) as server:
         client = HTTPConnection("127.0.0.1", server.port, timeout=20)

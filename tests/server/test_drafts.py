@@ -70,6 +70,7 @@ def test_other_drafts_are_refused_by_name(path, asked, http):
     assert refused.status_code == 400 and error["message"].startswith("draft: ")
 
 
+@pytest.mark.slow
 def test_sdks_expect_an_answer(client, drafting):
     """OpenAI's own client; the tokens are those of the words, and usage says what became of them."""
     done = client.chat.completions.create(model="tiny", messages=USER, prediction=EXPECTED)

@@ -47,6 +47,7 @@ def cluster(make_backend: Callable, run_server: Callable) -> Iterator:
         yield server
 
 
+@pytest.mark.slow
 def test_the_answer_comes_when_who_comes_serves_and_who_goes_has_gone(cluster):
     alone = (_node("attention-0"), _node("expert-0"))
     leaving = (*WHOLE, _node("attention-7", "draining"))
@@ -65,6 +66,7 @@ def test_where_others_read_prompts_it_is_the_nodes_that_decode(cluster):
     assert cluster.backend.changes == [ScaleTo({"decode": "1"})]
 
 
+@pytest.mark.slow
 def test_it_is_waited_for_no_longer_than_was_asked(cluster):
     cluster.backend.views = [WHOLE[:1]]
     answer = cluster.admin.post(SIZE, json={"new_data_parallel_size": 2, "drain_timeout": 1})
@@ -105,6 +107,7 @@ def test_what_is_no_size_is_refused_before_anything_changes(cluster, body, said)
     assert not cluster.backend.changes
 
 
+@pytest.mark.slow
 def test_only_with_the_admin_key(cluster, http):
     for path in (SIZE, BUSY):
         for headers in ({"authorization": ""}, {"authorization": "Bearer user"}):

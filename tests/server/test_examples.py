@@ -34,6 +34,7 @@ def printed(name, url, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stream(url, monkeypatch, capsys):
     assert printed("stream.py", url, monkeypatch, capsys).strip()
 

@@ -45,6 +45,7 @@ def test_tokenize_and_back(http, server):
     assert http.post("/detokenize", json={"tokens": body["tokens"]}).json() == {"prompt": text}
 
 
+@pytest.mark.slow
 def test_tokenize_messages(http, server):
     body = http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
     assert (

@@ -165,6 +165,7 @@ def test_who_may_listen_where(file):
 # ---- what a key opens
 
 
+@pytest.mark.slow
 def test_roles(make_backend, run_server, file):
     user = add_key(file, "u", KeyRole.USER, KeyLimits())
     admin = add_key(file, "a", KeyRole.ADMIN, KeyLimits())
@@ -250,6 +251,7 @@ def test_a_bucket():
     assert bucket.filled(50.0).level == 0.0, "a clock that was set back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_requests_per_minute(make_backend, run_server, file, tmp_path, shared):
     secret = add_key(file, "u", KeyRole.USER, KeyLimits(requests_per_minute=2))
@@ -329,6 +331,7 @@ def adopting(make_backend, run_server, file, secret, **script):
             yield two, f"{two.url}/v1/requests/cmpl-{'ab' * 16}"
 
 
+@pytest.mark.slow
 def test_a_request_that_another_gateway_goes_on_with_counts_there(make_backend, run_server, file):
     secret = add_key(file, "u", KeyRole.USER, KeyLimits(concurrent=1))
     stranger = add_key(file, "v", KeyRole.USER, KeyLimits())
@@ -349,6 +352,7 @@ def test_a_request_that_another_gateway_goes_on_with_counts_there(make_backend, 
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_key_pays_at_the_next_gateway_for_what_none_has_charged(make_backend, run_server, file):
     secret = add_key(file, "u", KeyRole.USER, KeyLimits())
     with adopting(make_backend, run_server, file, secret, per_event=4) as (server, url):

@@ -172,6 +172,7 @@ def listening():
     }
 
 
+@pytest.mark.slow
 def test_nothing_else_listens(make_backend, run_server):
     before = listening()
     with run_server(make_backend()) as server:

@@ -120,6 +120,7 @@ def test_frames_have_the_latencies_of_what_was_answered_meanwhile(looked, http):
     assert 0 <= found["p50"] <= found["p90"] <= found["p99"]
 
 
+@pytest.mark.slow
 def test_while_nobody_looks_only_the_history_asks_the_cluster(looked, http):
     with http.stream("GET", "/live") as one, httpx.stream("GET", f"{looked.url}/live", timeout=60) as two:
         for reply in (one, two):
@@ -252,6 +253,7 @@ def test_recent_is_what_came_in_the_last_seconds_and_the_last_answer_stays():
     assert recent.last["p50"] <= 0.1
 
 
+@pytest.mark.slow
 def test_who_asks_only_for_the_head_gets_it_at_once(server, http):
     reply = http.head("/live")
     assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/event-stream")

@@ -182,6 +182,7 @@ def test_a_long_answer_with_every_score(make_backend, run_server, loop_time, str
     assert loop_time.longest < most_seconds(), loop_time.what
 
 
+@pytest.mark.slow
 def test_an_answer_has_a_limit(make_backend, run_server):
     with run_server(make_backend(eos=False), max_answer_bytes=2000) as server:
         ask = {"prompt": "x", "max_tokens": 200, "logprobs": 5}

@@ -65,6 +65,7 @@ def test_text_is_the_named_model_s(http):
     assert http.post("/v1/completions", json={**long, "model": "small"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_response_may_be_followed_by_another_model(http):
     first = http.post("/v1/responses", json={"input": "x", "model": "small", "max_output_tokens": 4}).json()
     body = {"input": "y", "model": "large", "previous_response_id": first["id"], "max_output_tokens": 4}

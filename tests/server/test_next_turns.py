@@ -286,6 +286,7 @@ def test_what_is_unpinned_while_it_is_computed_ends(make_backend):
     asyncio.run(unpinned())
 
 
+@pytest.mark.slow
 def test_without_the_flag_nothing_is_computed_ahead(http, server):
     chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
     for _ in range(2):

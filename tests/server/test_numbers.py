@@ -90,6 +90,7 @@ def test_the_ends_of_every_field(http, server, place):
         check(http, server, place, number)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000, deadline=None, suppress_health_check=FIXTURE)
 @given(place=st.sampled_from(PLACES), number=NUMBERS)
 def test_any_number(http, server, place, number):

@@ -24,6 +24,7 @@ def prompt_text(server):  # noqa: F811
     return server.backend.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny", "tiny:latest"])
 @pytest.mark.parametrize("key", ["model", "name"])
 def test_a_models_card(http, key, name):

@@ -38,6 +38,7 @@ def lines(reply):
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_message(http, server):  # noqa: F811
     blocks = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     asked = {**MESSAGE, "system": "be short", "messages": [{"role": "user", "content": blocks}]}

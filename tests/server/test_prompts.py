@@ -257,6 +257,7 @@ def prompt_of(server, http, path: str, body: dict[str, object]) -> str:
     return server.backend.tokenizer.decode(ids, skip_special_tokens=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "field", "more"),
     [

@@ -84,6 +84,7 @@ def test_completion_fields(http, server, param, fields):
     assert server.backend.requests == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("param", "fields"),
     [

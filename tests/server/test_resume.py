@@ -102,6 +102,7 @@ def test_a_stream_goes_on_behind_any_of_its_events(server, http, name, per_event
     assert texts(events(again(http, id).text)) == expected
 
 
+@pytest.mark.slow
 def test_another_server_goes_on_where_the_first_was_lost(make_backend, run_server):
     first = make_backend(reply=LONG, per_event=3, hold_at=9)
     with run_server(first) as one:
@@ -148,6 +149,7 @@ def answers(backend):
     return list(backend.nodes_kept.answers.values())
 
 
+@pytest.mark.slow
 def test_a_whole_answer_can_be_fetched_until_it_expires(server, http):
     server.backend.reply = LONG
     body = asked(stream=False, resume=0.3)
@@ -218,6 +220,7 @@ def test_what_cannot_be_kept_is_refused(server, http, fields, param):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
 
 
+@pytest.mark.slow
 def test_an_own_id_without_resume_is_told_so_everywhere(server, http):
     chat = {"messages": [{"role": "user", "content": "the quick"}], "max_tokens": 4}
     for path, body in (
@@ -243,6 +246,7 @@ def test_an_id_of_another_stream_is_refused(server, http):
         assert again(http, id, last, 400).json()["error"]["param"] == "Last-Event-ID"
 
 
+@pytest.mark.slow
 def test_what_is_kept_is_bounded_and_the_oldest_answer_makes_room(make_backend, run_server):
     backend = make_backend(reply=LONG)
     with run_server(backend, resume_requests=2) as server, httpx.Client(base_url=server.url) as http:

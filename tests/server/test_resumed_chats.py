@@ -131,6 +131,7 @@ def test_reasoning_is_counted_alike_however_it_came(tokenizer, size):
         assert asyncio.run(usage(size, Position([at], [False]))) == expected
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_request_that_nobody_reads(make_backend, run_server):
     backend = make_backend(hold_at=2)
     with run_server(backend) as server, httpx.Client(base_url=server.url) as http:

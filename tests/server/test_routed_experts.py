@@ -76,6 +76,7 @@ def test_a_stream_that_is_taken_up_again_has_all_of_them(server, http, per_event
         assert json.loads(rest[-2][1])["choices"][0]["routed_experts"] == told
 
 
+@pytest.mark.slow
 def test_more_than_a_request_gets_is_refused(make_backend, run_server):
     """Three tokens and twelve that may come: 30 MiB, and with two choices 60."""
     backend = make_backend()

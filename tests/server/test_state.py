@@ -41,6 +41,7 @@ def until(said, wanted, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_batch_goes_on_in_the_next_life(make_backend, run_server, tmp_path, monkeypatch):
     state, first = str(tmp_path), make_backend(hold_at=1)
     with run_server(first, state_dir=state, drain_seconds=0.1) as server, client(server) as api:
@@ -83,6 +84,7 @@ def test_gateways_share_what_they_keep(make_backend, run_server, tmp_path, monke
             there.responses.retrieve(kept.id)
 
 
+@pytest.mark.slow
 def test_what_a_key_owns_is_nobody_elses(make_backend, run_server, tmp_path):
     keys = tmp_path / "keys"
     mine, yours = (add_key(keys, name, KeyRole.USER, KeyLimits()) for name in ("me", "you"))
@@ -110,6 +112,7 @@ def test_what_a_key_owns_is_nobody_elses(make_backend, run_server, tmp_path):
         assert len(me.files.list().data) == 2
 
 
+@pytest.mark.slow
 def test_a_busy_line_is_asked_again(make_backend, run_server, monkeypatch):
     monkeypatch.setattr("afserve.server.batches.batch.FIRST_PAUSE", 0.05)
     backend = make_backend(is_ready=False)
@@ -122,6 +125,7 @@ def test_a_busy_line_is_asked_again(make_backend, run_server, monkeypatch):
         assert api.batches.retrieve(batch.id).request_counts.completed == 3
 
 
+@pytest.mark.slow
 def test_lines_keep_to_the_limits_of_their_key(make_backend, run_server, tmp_path, monkeypatch):
     monkeypatch.setattr(work, "LONGEST_PAUSE", 0.1)
     keys, backend = tmp_path / "keys", make_backend()

@@ -253,6 +253,7 @@ FORM = {"format": {"type": "json_schema", "name": "n", "schema": IN_CALLS}}
 FORCED = {"tools": [tool(IN_CALLS)], "tool_choice": "required"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path, field, body",
     [

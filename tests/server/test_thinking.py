@@ -71,6 +71,7 @@ def ask(client, **extra):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 1, 7])
 def test_reasoning_ends_after_its_budget(client, thinking, most):
     said = ask(client, thinking_token_budget=most).choices[0]

@@ -55,6 +55,7 @@ def ask(client, **given):
     return client.chat.completions.create(**{"model": "tiny", "messages": USER, "tools": TOOLS, **given})
 
 
+@pytest.mark.slow
 def test_two_calls_of_one_answer(client, server):
     server.backend.reply = CALLS
     choice = ask(client).choices[0]

@@ -23,6 +23,7 @@ def retained(server):
     return server.backend.requests[-1].retain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "seconds"),
     [

@@ -114,6 +114,7 @@ def strict(make_backend, run_server):
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "names", "given"), WISHES)
 def test_a_wish_is_passed_over_by_name(http, path, names, given, stream):
@@ -148,6 +149,7 @@ def test_an_answer_that_is_read_again_names_them_again(http, how):
     assert (again.status_code, again.headers[HEADER]) == (200, "store")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "names", "given"), WISHES)
 def test_a_strict_server_refuses_a_wish(strict, path, names, given):
     said = strict.post(path, json={**BODIES[path], **given})

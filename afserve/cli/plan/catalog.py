@@ -142,6 +142,16 @@ def load_engine(name: str) -> Engine:
             "bench.planner_engines` wrote works too, and the .jsonl of `afserve bench calibrate`",
             param="engine",
         )
+    return _own_engine(path) if path.is_relative_to(CONFIGS) else _read_engine(path)
+
+
+@lru_cache
+def _own_engine(path: Path) -> Engine:
+    """What is installed does not change, and what is known of its rows is kept with them."""
+    return _read_engine(path)
+
+
+def _read_engine(path: Path) -> Engine:
     return engine_from_values(str(path), read_object(path, refusal=ConfigError))
 
 
