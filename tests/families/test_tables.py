@@ -247,6 +247,14 @@ def test_drafts_give_the_same_tokens(checkpoint, continued):
     assert cluster.attention[0].stats().drafts.verified
 
 
+def test_experts_that_do_not_fit_are_beside_a_table(checkpoint, continued):
+    """Three of five experts of each layer have room; slices need none."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    cluster = LocalCluster.build(source, config(), experts=2, expert_memory=90_000)
+    assert collect(cluster.run(asked())) == continued("longcat-ngram")
+    assert cluster.banks[0].stats().capacity == 6
+
+
 def test_random_weights_have_rows_too(checkpoint):
     """Each process makes the same ones."""
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables", load_format="dummy")
