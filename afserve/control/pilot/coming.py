@@ -10,6 +10,8 @@ from afserve.control.pilot.observed import MeanLengths, SeenWindow
 from afserve.control.pilot.predict import Forecast, Windows
 from afserve.control.pilot.sizes import Demand
 
+_MOST = 2.0  # times the mean answer: who runs may also wait, as for a prompt's KV
+
 
 class ComingDemand:
     def __init__(self, windows: Windows) -> None:
@@ -36,4 +38,5 @@ class ComingDemand:
         if not rate:
             return mean
         read, made = (one.soon(seconds, deviations) / rate for one in (self._read, self._made))
-        return replace(mean, computed=max(mean.computed, read), answer=max(mean.answer, made))
+        answer = max(mean.answer, min(made, _MOST * mean.answer))
+        return replace(mean, computed=max(mean.computed, read), answer=answer)
