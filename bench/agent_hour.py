@@ -27,7 +27,7 @@ from pathlib import Path
 
 from afserve.cli.load.sessions import SessionShape
 from afserve.clock import FakeClock
-from afserve.control.affinity import Affinity
+from afserve.control.affinity import Affinity, Chain, OpenPrompts
 from afserve.control.node.prefixes import SECONDS
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
 from bench.agent_hour_node import BLOCK, HourNode, Job, Machine, Tiered, whole_steps
@@ -255,14 +255,19 @@ class Hour:
             return
         counts = dict.fromkeys(self.nodes, 0)
         tokens = dict(counts)
-        room = {index: node.cache_tokens for index, node in self.nodes.items()}
+        prompts = {index: OpenPrompts() for index in self.nodes}
         for other, where in self._where.values():
             if where in counts and other.request.handle != job.request.handle:
                 counts[where] += 1
-                room[where] -= len(other.request.prompt_ids)
+                prompts[where].add(other.chain, len(other.request.prompt_ids))
                 tokens[where] += 0 if other.first else len(other.request.prompt_ids) - other.found
+
+        def room(index: int, chain: Chain) -> int:
+            there = prompts[index]
+            return self.nodes[index].cache_tokens - there.tokens + there.shared(chain)
+
         route = self._affinity.pick(job.request.prompt_ids, counts, None, tokens, room=room)
-        node = self.nodes[route.node]
+        node, job.chain = self.nodes[route.node], route.chain
         self._where[job.request.handle] = job, route.node
         node.reading += 1
         self._give_way(node)

@@ -16,6 +16,7 @@ from torch import Tensor
 from afserve.clock import FakeClock
 from afserve.comm.disk.store import DiskStore
 from afserve.comm.disk.workers import DiskWorkers
+from afserve.control.affinity import Chain
 from afserve.engine.kv.blocks import BlockPool, Hash
 from afserve.engine.kv.cache import Fingerprint, KvCache
 from afserve.engine.kv.disk import DiskTier
@@ -104,6 +105,7 @@ class Job:
     began: float = 0.0
     first: float = 0.0
     rank: tuple[int, int, int] = (0, 0, 0)
+    chain: Chain = ()
 
     @property
     def left(self) -> int:

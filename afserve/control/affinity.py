@@ -2,14 +2,13 @@
 
 What counts is the tokens that a node has to compute until then: those of prompts that wait there, those of this prompt
 that its cache lacks, and some for each request that it runs. Tokens for which its cache has no room until others end
-count as if they were computed. Equal beginnings of prompts have equal keys. Which nodes
-have one is known from what they say of their caches, and until they do from what they were given. Integers in,
-integers out.
+count as if they were computed. Equal beginnings of prompts have equal keys. Which nodes have one is known from what
+they say of their caches, and until they do from what they were given. Integers in, integers out.
 """
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from afserve.engine.kv.prefix_keys import keys_of
@@ -21,16 +20,52 @@ _SLACK = 16
 _FACTOR = 2.0
 _WORTH = 256  # tokens that another node must have more, to be asked for them
 _NONE: Mapping[int, int] = MappingProxyType({})
+Chain = Sequence[tuple[int, int]]  # (key, tokens) of a prompt's beginnings, from short to long
+Room = Callable[[int, Chain], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """`node` takes the request and has to compute `missing` tokens of it. `source` is a node that has many more of
-    them."""
+    them. `chain` is empty where nobody asked for it."""
 
     node: int
     missing: int
     source: int | None = None
+    chain: Chain = field(default=(), compare=False, repr=False)
+
+
+class OpenPrompts:
+    """The prompts that one node's cache holds for requests that are not over. `tokens` is what they take: a beginning
+    that several have is there once, as far as it has a key."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._holders: Counter[int] = Counter()  # by key
+
+    def add(self, chain: Chain, length: int) -> None:
+        """A prompt of `length` tokens."""
+        begin = 0
+        for key, end in chain:
+            self.tokens += 0 if self._holders[key] else end - begin
+            self._holders[key] += 1
+            begin = end
+        self.tokens += length - begin
+
+    def remove(self, chain: Chain, length: int) -> None:
+        """What `add` was told before."""
+        begin = 0
+        for key, end in chain:
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
+                self.tokens -= end - begin
+            begin = end
+        self.tokens -= length - begin
+
+    def shared(self, chain: Chain) -> int:
+        """Tokens of this prompt that others hold."""
+        return next((tokens for key, tokens in reversed(chain) if key in self._holders), 0)
 
 
 class Affinity:
@@ -64,11 +99,11 @@ class Affinity:
         preferred: int | None = None,
         pending: Mapping[int, int] = _NONE,
         salt: str = "",
-        room: Mapping[int, int] = _NONE,
+        room: Room | None = None,
     ) -> Route:
         """The node for `prompt`. `load` has the number of open requests of each node that may take it, at least one;
-        `pending` the tokens of prompts that these have still to compute, and `room` those that its cache has room for
-        beside them, less than 0 where they have more already; for any number where it is not said.
+        `pending` the tokens of prompts that these have still to compute. `room` says how many tokens of this prompt a
+        node's cache can have beside theirs, less than 0 where they want more already; for any number without it.
 
         `preferred` is taken wherever it is not too busy. Caches are shared by prompts of one `salt` only.
         """
@@ -81,7 +116,7 @@ class Affinity:
 
         def cost(node: int) -> tuple[int, int]:
             missing = len(prompt) - known.get(node, 0)
-            beyond = max(0, len(prompt) - room.get(node, len(prompt)))
+            beyond = 0 if room is None else min(len(prompt), max(0, len(prompt) - room(node, chain)))
             return pending.get(node, 0) + missing + beyond + _RUNNING * load[node], load[node]
 
         node = preferred if preferred in free else min(free, key=cost)
@@ -89,14 +124,14 @@ class Affinity:
         here = known.get(node, 0)
         source = max(known, key=lambda other: known[other], default=node)
         worth = known.get(source, 0) >= here + _WORTH
-        return Route(node, len(prompt) - here, source if worth else None)
+        return Route(node, len(prompt) - here, source if worth else None, chain)
 
     def missing(self, prompt: Sequence[int], nodes: Sequence[int], salt: str = "") -> int:
         """Tokens of `prompt` that even the one of `nodes` lacks which has most of it."""
         known = self._known(list(keys_of(prompt, self._block, salt)), nodes)
         return len(prompt) - max(known.values(), default=0)
 
-    def _known(self, chain: Sequence[tuple[int, int]], load: Collection[int]) -> dict[int, int]:
+    def _known(self, chain: Chain, load: Collection[int]) -> dict[int, int]:
         """Tokens that each node has of this beginning."""
         found: dict[int, int] = {}
         for value, tokens in reversed(chain):
@@ -107,7 +142,7 @@ class Affinity:
                         found.setdefault(node, tokens)
         return found
 
-    def _remember(self, chain: Sequence[tuple[int, int]], node: int) -> None:
+    def _remember(self, chain: Chain, node: int) -> None:
         for value, _ in chain:
             self._nodes[value] = self._nodes.get(value, 0) | 1 << node
             self._nodes.move_to_end(value)

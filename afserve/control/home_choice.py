@@ -10,7 +10,7 @@ from functools import partial
 
 from afserve.adviser import Adviser
 from afserve.comm.kv.source import KvSource
-from afserve.control.affinity import Affinity, Route
+from afserve.control.affinity import Affinity, Chain, Route
 from afserve.control.attendance import Attendance
 from afserve.control.prompts import Prompts
 from afserve.control.requests import Request, Requests
@@ -20,21 +20,23 @@ from afserve.member import Life
 
 @dataclass(frozen=True, slots=True)
 class ChosenHome:
-    """`home` has to compute `missing` tokens of the prompt; `source` has others."""
+    """`home` has to compute `missing` tokens of the prompt; `source` has others. `chain` is what `Route` has."""
 
     home: Life
     source: KvSource | None
     missing: int
+    chain: Chain = ()
 
 
 class HomeChoice:
-    """`block_size` in tokens. `copies` nodes have copies of another one's KV. A node's cache has room for `cache`
-    tokens; 0 where that is not known."""
+    """`block_size` in tokens. `copies` nodes have copies of another one's KV. A node's cache has room for
+    `cache_tokens`; 0 where that is not known."""
 
     def __init__(
-        self, requests: Requests, attendance: Attendance, block_size: int, copies: int, cache: int = 0
+        self, requests: Requests, attendance: Attendance, block_size: int, copies: int, cache_tokens: int = 0
     ) -> None:
-        self._requests, self._attendance, self._copies, self._cache = requests, attendance, copies, cache
+        self._requests, self._attendance, self._copies = requests, attendance, copies
+        self._cache_tokens = cache_tokens
         self._affinity = Affinity(block_size)
         self.prompts = Prompts(block_size)
         self._route_advice = Adviser("finding the attention node that has a prompt's beginning")
@@ -65,18 +67,22 @@ class HomeChoice:
             prefilling, waited = self._attendance.prefilling(home), now - request.since
             asked = partial(self.prompts.source, request, prefilling, waited)
             source = self._prompt_advice.ask(now, asked, None) or source
-        return ChosenHome(home, source, route.missing)
+        return ChosenHome(home, source, route.missing, route.chain)
 
     def _route(self, request: Request, usable: Sequence[Life], copied: int | None, now: float) -> Route:
         """The node with the fewest requests, where nobody can say which one has most of the prompt."""
         load = {life.index: self._requests.load(life) for life in usable}
         pending = {life.index: self._requests.pending(life) for life in usable}
-        room = {
-            life.index: self._cache - self._requests.prompt_tokens(life) for life in usable if self._cache
-        }
+        lives = {life.index: life for life in usable}
+
+        def room(node: int, chain: Chain) -> int:
+            return self._cache_tokens - self._requests.prompt_tokens(lives[node], beside=chain)
+
         prompt, salt = request.asked.prompt_ids, request.asked.cache_salt
         plain = Route(min(load, key=lambda node: load[node]), len(prompt))
-        pick = partial(self._affinity.pick, prompt, load, copied, pending, salt, room)
+        pick = partial(
+            self._affinity.pick, prompt, load, copied, pending, salt, room if self._cache_tokens else None
+        )
         return self._route_advice.ask(now, pick, plain)
 
     def _left_behind(self, request: Request) -> KvSource | None:

@@ -45,14 +45,14 @@ AGAIN_SECONDS = 0.2  # from a full node's refusal of a moved request to the next
 class HomeRules:
     """Seconds: what a broken stream may take to come back, how long a request waits for a node, and a node that has
     requests may say nothing. `block_size` in tokens: prompts whose first blocks are equal share a node. `copies` nodes
-    have copies of another one's KV. Each has room for `cache` tokens; 0 where that is not known."""
+    have copies of another one's KV. Each has room for `cache_tokens`; 0 where that is not known."""
 
     block_size: int = 16
     grace: float = 1.0
     deadline: float = 30.0
     copies: int = 0
     silence: float = SILENCE_SECONDS
-    cache: int = 0
+    cache_tokens: int = 0
 
 
 def home_rules(deployment: Deployment) -> HomeRules:
@@ -73,10 +73,10 @@ class Homes:
     def __init__(self, requests: Requests, rules: HomeRules, clock: Clock) -> None:
         self.requests = requests
         self.attendance = Attendance(rules.grace)
-        self.moves = Moves()
-        self._rules = rules
-        self._clock = clock
-        self._choice = HomeChoice(requests, self.attendance, rules.block_size, rules.copies, rules.cache)
+        self.moves, self._rules, self._clock = Moves(), rules, clock
+        self._choice = HomeChoice(
+            requests, self.attendance, rules.block_size, rules.copies, rules.cache_tokens
+        )
         self._prompts = self._choice.prompts
         self.admission = Admission(requests)
         self._heard: dict[Life, float] = {}  # when it last said something
@@ -346,4 +346,5 @@ class Homes:
         choice = self._choice.choose(request, usable, now)
         stream = self.attendance.stream(choice.home)
         assert stream is not None, "a usable node has a stream"
-        stream.send(self.requests.place(request, choice.home, now, choice.source, choice.missing))
+        submit = self.requests.place(request, choice.home, now, choice.source, choice.missing, choice.chain)
+        stream.send(submit)

@@ -6,11 +6,12 @@ so that whatever an earlier one still says is nobody's. All of it runs in one ev
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from afserve.comm.kv.source import KvSource
+from afserve.control.affinity import Chain, OpenPrompts
 from afserve.control.wire.keeping import Keep
 from afserve.control.wire.request_values import Submit, first_request, is_of_life
 from afserve.engine.scheduling.request import GenerationRequest, Tenant, TokenEvent
@@ -26,6 +27,7 @@ class Request:
     """One open request. `number` is its handle at `home`, the node that computes it; without one it waits.
 
     `missing` tokens of its prompt are to be computed there before its first token comes, as far as is known here.
+    `chain` says which prompts there begin as its own does.
     `last` is where it was before. It waits since `since`, and for its next attempt until `again`. With `keep` it may
     outlive this gateway. `taker` spares its reader a turn of the event loop for each token that it takes.
     """
@@ -35,6 +37,7 @@ class Request:
         "_reader",
         "again",
         "asked",
+        "chain",
         "finished",
         "generated",
         "home",
@@ -51,6 +54,7 @@ class Request:
     ) -> None:
         self.asked, self.keep, self.taker = asked, keep, taker
         self.number = self.missing = 0
+        self.chain: Chain = ()
         self.home: Life | None = None
         self.last: Life | None = None
         self.since = self.again = 0.0
@@ -114,7 +118,7 @@ class Requests:
         self._load: Counter[Life] = Counter()
         self._ahead: Counter[Life] = Counter()  # of those, what nobody waits for
         self._pending: Counter[Life] = Counter()
-        self._prompts: Counter[Life] = Counter()  # tokens of prompts, computed or not
+        self._prompts: defaultdict[Life, OpenPrompts] = defaultdict(OpenPrompts)  # none that are ahead
         self._busy: dict[Life, float] = {}  # since when it has requests
         self._unread: dict[
             Request, None
@@ -136,9 +140,16 @@ class Requests:
         return request
 
     def place(
-        self, request: Request, home: Life, now: float, kv_from: KvSource | None = None, missing: int = 0
+        self,
+        request: Request,
+        home: Life,
+        now: float,
+        kv_from: KvSource | None = None,
+        missing: int = 0,
+        chain: Chain = (),
     ) -> Submit:
-        """What to tell its new home, which has to compute `missing` tokens of it first."""
+        """What to tell its new home, which has to compute `missing` tokens of it first. Without a `chain` nothing of
+        its prompt is taken for what others there have too."""
         del self._waiting[request]
         ahead = request.asked.ahead
         missing = 0 if ahead else missing  # nobody's turn is behind it
@@ -147,11 +158,11 @@ class Requests:
         if missing:
             self._unread[request] = None
             self._asked_by[request.asked.tenant] += missing
-        request.number, request.home = self._next, home
+        request.number, request.home, request.chain = self._next, home, chain
         self._next += 1
         self._placed[request.number] = request
         self._load[home] += 1
-        self._prompts[home] += len(request.asked.prompt_ids)
+        self._hold(request, home)
         self._ahead[home] += ahead
         self._busy.setdefault(home, now)
         generated = tuple(request.generated)
@@ -164,9 +175,14 @@ class Requests:
         request.number, request.home = number, home
         self._placed[number] = request
         self._load[home] += 1
-        self._prompts[home] += len(asked.prompt_ids)
+        self._hold(request, home)
         self._busy.setdefault(home, now)
         return request
+
+    def _hold(self, request: Request, home: Life) -> None:
+        """One that is ahead gives its room up to whoever comes."""
+        if not request.asked.ahead:
+            self._prompts[home].add(request.chain, len(request.asked.prompt_ids))
 
     def rest(self, request: Request) -> None:
         """It has ended, and its home keeps it until it is closed."""
@@ -205,17 +221,13 @@ class Requests:
         self._began(request, request.home)
         del self._placed[request.number]
         self._load[request.home] -= 1
-        self._prompts[request.home] -= len(request.asked.prompt_ids)
+        if not request.asked.ahead:
+            self._prompts[request.home].remove(request.chain, len(request.asked.prompt_ids))
         self._ahead[request.home] -= request.asked.ahead
         if not self._load[request.home]:
             home = request.home
-            del (
-                self._load[home],
-                self._ahead[home],
-                self._busy[home],
-                self._pending[home],
-                self._prompts[home],
-            )
+            del self._load[home], self._ahead[home], self._busy[home], self._pending[home]
+            self._prompts.pop(home, None)
         request.last, request.home = request.home, None
 
     def _began(self, request: Request, home: Life) -> None:
@@ -248,9 +260,11 @@ class Requests:
         """Tokens of prompts that are to be computed there."""
         return self._pending[home]
 
-    def prompt_tokens(self, home: Life) -> int:
-        """Of all requests there: what its cache has of them at least, or will have."""
-        return self._prompts[home]
+    def prompt_tokens(self, home: Life, beside: Chain = ()) -> int:
+        """What the prompts of all requests there take of its cache once they are computed, equal beginnings once, and
+        without what they begin with as the prompt of `beside` does. What is computed ahead takes nothing."""
+        prompts = self._prompts.get(home)
+        return 0 if prompts is None else prompts.tokens - prompts.shared(beside)
 
     @property
     def unread(self) -> int:

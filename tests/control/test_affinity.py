@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.comm.kv.source import KvSource
-from afserve.control.affinity import Affinity, Route
+from afserve.control.affinity import Affinity, OpenPrompts, Route
 from afserve.control.wire.request_values import (
     Tokens,
 )
+from afserve.engine.kv.prefix_keys import keys_of
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.member import attention_life
 from bench import kv_routing
@@ -49,14 +50,49 @@ def test_what_has_no_room_until_others_end_counts_as_if_it_were_computed():
     affinity, system = Affinity(16), list(range(1600))
     home = affinity.pick([*system, 90], IDLE).node
     full = {node: 2000 if node != home else 500 for node in IDLE}
-    assert affinity.pick([*system, 91], IDLE, room=full).node == home, (
+
+    def room(node, chain):
+        return full[node]
+
+    assert affinity.pick([*system, 91], IDLE, room=room).node == home, (
         "it lacks 1,101 tokens of room, others 1,600"
     )
     full[home] = -500
-    elsewhere = affinity.pick([*system, 92], IDLE, room=full)
+    elsewhere = affinity.pick([*system, 92], IDLE, room=room)
     assert elsewhere.node != home and elsewhere.source == home
-    short = {node: node - 9000 for node in IDLE}
-    assert Affinity(16).pick(system, IDLE, room=short).node == 2, "of full ones the one with the most room"
+    almost = Affinity(16).pick(system, IDLE, room=lambda node, chain: 100 * node)
+    assert almost.node == 2, "of full ones the one with the most room"
+    affinity.told(home, (), (), anew=True)
+    again = affinity.pick(
+        [*system, 93], {home: 0, elsewhere.node: 0}, room=lambda node, chain: -9000 * (node == home)
+    )
+    assert again.node == elsewhere.node
+    beside = {home: 0, elsewhere.node: 0}
+    waits = affinity.pick(
+        [*system, 94], beside, None, {elsewhere.node: 4000}, room=lambda node, chain: -9000 * (node == home)
+    )
+    assert waits.node == home, "it lacks the prompt and room for it, which is 3,202 tokens and no more"
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=30), st.booleans()), max_size=30))
+def test_what_open_prompts_take_is_what_differs(asked):
+    """Beside sets of beginnings: each block that has a key is there once, the rest of each prompt by itself."""
+    prompts = OpenPrompts()
+    held: list[tuple[list[tuple[int, int]], int]] = []
+    for own, ends in asked:
+        chain = list(keys_of(own, 4))
+        if ends and held:
+            prompts.remove(*held.pop(0))
+        assert prompts.shared(chain) == max(
+            (tokens for key, tokens in chain if any(key in dict(other) for other, _ in held)), default=0
+        )
+        prompts.add(chain, len(own))
+        held.append((chain, len(own)))
+        keyed = {key for other, _ in held for key, _ in other}
+        assert prompts.tokens == 4 * len(keyed) + sum(length % 4 for _, length in held)
+    for one in held:
+        prompts.remove(*one)
+    assert prompts.tokens == 0
 
 
 def test_a_preferred_node_is_taken_unless_it_is_too_busy():

@@ -21,7 +21,12 @@ from afserve.control.wire.values import (
     AttentionNodes,
     AttentionPeer,
 )
-from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenEvent
+from afserve.engine.scheduling.request import (
+    AHEAD_PRIORITY,
+    GenerationRequest,
+    SamplingParams,
+    TokenEvent,
+)
 from afserve.errors import OverloadedError, PeerError, PeerLost, RendezvousError, UnavailableError
 from afserve.member import AttentionPhase, attention_life
 
@@ -68,6 +73,16 @@ def outcome(request):
     return asyncio.run(request.get())
 
 
+def with_room(tokens):
+    """Nodes 0 and 1, each with a cache of so many tokens."""
+    scene = Scene(0, 1)
+    scene.homes = Homes(Requests(), HomeRules(grace=1.0, deadline=30.0, cache_tokens=tokens), scene.clock)
+    scene.tell(0, 1)
+    for stream in scene.streams:
+        scene.homes.entered(stream, ())
+    return scene
+
+
 def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     scene = Scene(0, 1)
     first, second = scene.streams
@@ -84,22 +99,62 @@ def test_a_lost_node_is_left_at_once_and_its_late_words_are_nobodys():
     assert scene.homes.moves.counts == {"lost": 1}
 
 
+def begin(scene, prompt, **asked):
+    """Where it is once its first token has come."""
+    request = scene.homes.open(GenerationRequest(0, tuple(prompt), **asked))
+    stream = scene.streams[request.home.index]
+    scene.homes.heard(stream, Tokens((TokenEvent(request.number, (5,)),)))
+    return request
+
+
 def test_a_node_whose_cache_is_full_of_prompts_is_left_to_those_that_are_there():
-    scene, long = Scene(0, 1), tuple(range(900))
-    scene.homes = Homes(Requests(), HomeRules(grace=1.0, deadline=30.0, cache=1000), scene.clock)
-    scene.tell(0, 1)
-    for stream in scene.streams:
-        scene.homes.entered(stream, ())
-    first = scene.homes.open(GenerationRequest(0, long))
-    here, there = scene.streams if scene.submits() == [1, 0] else scene.streams[::-1]
-    scene.homes.heard(here, Tokens((TokenEvent(here.submitted()[0].handle, (5,)),)))
-    scene.homes.open(GenerationRequest(0, (*long, 5, 6)))
-    assert len(there.submitted()) == 1, "the other node has most of it, and room for none"
-    scene.homes.heard(here, Tokens((TokenEvent(here.submitted()[0].handle, (7,), "length"),)))
-    assert first.finished
+    scene, early, late = with_room(1000), range(900), range(5000, 5900)
+    first = begin(scene, early)
+    home = first.home
     scene.homes.close(first)
-    scene.homes.open(GenerationRequest(0, (*long, 5, 7)))
-    assert len(here.submitted()) == 2, "its room is free again"
+    second = begin(scene, late)
+    assert second.home == home, "nothing tells the nodes apart, so it is the same one"
+    assert begin(scene, (*early, 5, 6)).home != home, "it has most of it, and room for none"
+    scene.homes.close(second)
+    assert scene.homes.open(GenerationRequest(0, (*late, 5, 7))).home == home, "its room is free again"
+
+
+def test_what_is_computed_ahead_takes_no_room():
+    """Conversations of 2,000 tokens that one node knows, and the next turn of each: a node has room for three."""
+    scene = with_room(7000)
+    talks = [range(first, first + 2000) for first in range(0, 80_000, 10_000)]
+    first = begin(scene, talks[0])
+    home = first.home
+    scene.homes.close(first)
+    ahead = [begin(scene, (*talks[0], 9, each), priority=AHEAD_PRIORITY) for each in range(8)]
+    assert {each.home for each in ahead} == {home} and scene.homes.requests.prompt_tokens(home) == 0
+    for each, talk in enumerate(talks[1:]):
+        scene.homes.requests.place(
+            scene.homes.requests.open(GenerationRequest(each, tuple(talk), priority=AHEAD_PRIORITY), 50.0),
+            home,
+            50.0,
+        )
+    assert scene.homes.open(GenerationRequest(0, (*talks[0], 7))).home == home
+    for each in ahead:
+        scene.homes.close(each)
+    assert scene.homes.requests.prompt_tokens(home) == 2001, "what ends gives back what it took"
+
+
+def test_a_beginning_that_many_requests_share_takes_room_once():
+    """Five requests share 20,000 tokens: 21,000 of 100,000 are taken, so a sixth finds room beside them."""
+    scene, system = with_room(100_000), range(20_000)
+    first = begin(scene, system)
+    opened = [begin(scene, (*system, *range(30_000 + each, 30_200 + each))) for each in range(0, 1200, 200)]
+    home = first.home
+    assert {each.home for each in opened} == {home}
+    taken = scene.homes.requests.prompt_tokens(home)
+    assert 21_200 <= taken <= 21_200 + 6 * 256, "their last tokens have no keys"
+    scene.homes.close(first)
+    for each in opened[1:]:
+        scene.homes.close(each)
+    assert scene.homes.requests.prompt_tokens(home) == 20_200
+    scene.homes.close(opened[0])
+    assert scene.homes.requests.prompt_tokens(home) == 0
 
 
 def test_a_stream_that_comes_back_in_time_goes_on_where_it_was():

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.launch.processes import environment
 from afserve.launch.processes.environment import kept_environment
 
 pytestmark = pytest.mark.process
@@ -57,7 +59,6 @@ def test_nothing_is_left_but_what_processes_need(secrets):
 def is_kept(name):
     return name.rstrip("0123456789").partition("_")[0] in {
         "LC",
-        "PYTHON",
         "XDG",
         "CUDA",
         "NO",
@@ -70,9 +71,26 @@ def is_kept(name):
 def test_what_nodes_need_is_kept(monkeypatch):
     """Where a command finds afserve by PYTHONPATH, its nodes find the same one."""
     needed = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG", "PYTHONPATH", "PYTHONNOUSERSITE"}
-    others = {"HF_TOKEN", "AFSERVE_API_KEY", "PYTHONANYWHERE_TOKEN"}
+    others = {
+        "HF_TOKEN",
+        "AFSERVE_API_KEY",
+        "PYTHONANYWHERE_TOKEN",
+        "PYTHON_KEYRING_PASSWORD",
+        "PYTHONSECRET",
+        "PYTHONINSPECT",
+    }
     for name in needed | others:
         monkeypatch.setenv(name, "x")
     kept = kept_environment()
     assert needed <= kept.keys() and not others & kept.keys()
     assert kept["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_a_command_that_ignores_what_the_shell_says_to_python_has_nodes_that_do(monkeypatch):
+    """As `python -I` and `python -E` do."""
+    for name in ("PYTHONPATH", "PYTHONHASHSEED", "LC_ALL"):
+        monkeypatch.setenv(name, "0")
+    assert {"PYTHONPATH", "PYTHONHASHSEED", "LC_ALL"} <= kept_environment().keys()
+    monkeypatch.setattr(environment, "sys", SimpleNamespace(flags=SimpleNamespace(ignore_environment=1)))
+    kept = kept_environment()
+    assert "LC_ALL" in kept and not [name for name in kept if name.startswith("PYTHON")]

@@ -5,6 +5,7 @@ Keys and tokens of the shell are none of their business. It starts no process.
 
 import ctypes
 import os
+import sys
 from collections.abc import Collection
 
 _KEPT = {
@@ -19,9 +20,31 @@ _KEPT = {
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
 }
+# The interpreter's own, e.g. where afserve itself may be; not PYTHONINSPECT and PYTHONSTARTUP, which are of a terminal.
+_PYTHONS = {
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONPLATLIBDIR",
+    "PYTHONNOUSERSITE",
+    "PYTHONSAFEPATH",
+    "PYTHONUSERBASE",
+    "PYTHONPYCACHEPREFIX",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONUTF8",
+    "PYTHONIOENCODING",
+    "PYTHONCOERCECLOCALE",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+    "PYTHONFAULTHANDLER",
+    "PYTHONDEVMODE",
+    "PYTHONOPTIMIZE",
+    "PYTHONMALLOC",
+    "PYTHONTRACEMALLOC",
+    "PYTHONINTMAXSTRDIGITS",
+}
 _KEPT_FAMILIES = {
     "LC",
-    "PYTHON",
     "XDG",
     "CUDA",
     "NVIDIA",
@@ -66,6 +89,7 @@ def forget_secrets(also: Collection[str] = TYPED) -> None:
 
 
 def _is_kept(name: str, also: Collection[str]) -> bool:
-    family, has_more, _ = name.rstrip("0123456789").partition("_")
-    is_pythons = name.startswith("PYTHON") and not has_more  # e.g. PYTHONPATH, where afserve itself may be
-    return name in _KEPT or family in _KEPT_FAMILIES or family in also or is_pythons
+    if name in _PYTHONS:  # a command that ignores them has nodes that do
+        return not sys.flags.ignore_environment
+    family = name.rstrip("0123456789").partition("_")[0]
+    return name in _KEPT or family in _KEPT_FAMILIES or family in also
