@@ -175,6 +175,7 @@ RANGES: dict[str, Range] = {
     "attention_multiplier": _real(1e-6, 1e3),
     "residual_multiplier": _real(1e-6, 1e3),
     "embedding_multiplier": _real(1e-6, 1e4),
+    "input_embedding_scale": _real(1e-6, 1e4),
     "logit_scale": _real(1e-6, 1e4),
     "logits_scaling": _real(1e-6, 1e4),
     "final_logit_softcapping": _real(1e-3, 1e6),

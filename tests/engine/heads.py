@@ -44,7 +44,8 @@ FLASHES = {
     },
     "windows": {
         **QWEN, "architectures": ["DFlashDraftModel"], "layer_types": ["sliding_attention", "full_attention"],
-        "dflash_config": {"mask_token_id": MASK, "block_size": BLOCK}, "sliding_window": 12,
+        "dflash_config": {"mask_token_id": MASK, "block_size": BLOCK}, "sliding_window": 12, "use_sliding_window": True,
+        "input_embedding_scale": 3.0,
     },
 }  # fmt: skip
 FLASHES["newest first"] = FLASHES["flash of speculators"] | {
@@ -181,6 +182,7 @@ class Reference:
         block = BLOCK - 1 if first else BLOCK
         context = self.norm(self.linear("fc", torch.cat(seen, 1)), self.w["hidden_norm.weight"])
         x = self.embedding[torch.tensor([tokens[-1]] + [MASK] * (block - 1))]
+        x = x * FORMS[self.form].get("input_embedding_scale", 1.0)
         for layer in range(2):
             stem = f"layers.{layer}."
             sees = torch.ones(block, len(context) + block, dtype=torch.bool)

@@ -188,7 +188,6 @@ FLASH: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 64}, "--draft dflash: .*: hidden_size: 64, but qwen3_moe here has 48"),
     ({"architectures": ["DFlash2DraftModel"]}, "architectures: .* is no DFlash head that is run"),
     ({"architectures": []}, "architectures: .* is no DFlash head that is run"),
-    ({"block_size": None}, "block_size: missing"),
     ({"block_size": 1}, "block_size: 1 is not a whole number in"),
     ({"num_target_layers": 4}, "num_target_layers: 4 is not the number of layers of qwen3_moe here, 3"),
     (
@@ -200,11 +199,26 @@ FLASH: list[tuple[dict[str, Any], str]] = [
         "layers.1.* is there, and no field of config.json asks for it",
     ),
     ({"layer_types": ["full_attention"]}, "layer_types: .* for each of 2 layers"),
-    ({"layer_types": ["sliding_attention"] * 2}, "sliding_window: missing"),
+    ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}, "sliding_window: missing"),
+    ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}, "use_sliding_window: false, or absent"),
     (
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9, "is_causal": False},
+        {
+            "layer_types": ["sliding_attention"] * 2,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "is_causal": False,
+        },
         "false is not supported",
     ),
+    ({"output_multiplier": 0.5}, "output_multiplier: 0.5 is not supported"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported"),
+    ({"input_embedding_scale": 0.0}, "input_embedding_scale: 0.0 is not"),
+    ({"projector_type": "dspark"}, "projector_type: 'dspark' is not supported"),
+    (
+        {"dflash_config": {"mask_token_id": 7, "target_hidden_size": 64}},
+        "target_hidden_size: 64 is not that of",
+    ),
+    ({"dflash_config": {"mask_token_id": 7, "odd": 1}}, "odd: 1 is not supported; fields that are read"),
     ({"dflash_config": {"target_layer_ids": [0, 1]}}, "mask_token_id: missing"),
     ({"dflash_config": {"mask_token_id": 211}}, "mask_token_id: 211 is none of the 211 of vocab_size"),
     ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 3]}}, r"behind layers \(1, 4\)"),
@@ -220,7 +234,22 @@ FLASH: list[tuple[dict[str, Any], str]] = [
     ({"draft_vocab_size": 90}, "no lm_head.weight: which of 211 tokens its 90 are is not known"),
     ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
     ({"speculators_model_type": "dspark"}, "speculators_model_type: 'dspark' is not supported"),
-    ({"speculators_model_type": "dflash"}, "aux_hidden_state_layer_ids: missing"),
+]
+FLASH_OF_SPECULATORS: list[tuple[dict[str, Any], str]] = [
+    ({"projector_type": "domino"}, "projector_type: 'domino' is not supported; supported: \"dflash\""),
+    ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids: missing"),
+    ({"shift_label": True}, "shift_label: True is not supported"),
+    ({"logit_scale": 0.5}, "logit_scale: 0.5 is not supported"),
+    ({"draft_adapter_rank": 4}, "draft_adapter_rank: 4 is not supported"),
+    ({"markov_rank": 8}, "markov_rank: 8 is not supported; fields that are read are block_size"),
+    (
+        {
+            "sliding_window_non_causal": True,
+            "transformer_layer_config": FORMS["flash of speculators"]["transformer_layer_config"]
+            | {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 9},
+        },
+        "sliding_window_non_causal: True is not supported for layers with a window",
+    ),
 ]
 SPARK: list[tuple[dict[str, Any], str]] = [
     (
@@ -244,6 +273,7 @@ SPARK: list[tuple[dict[str, Any], str]] = [
 WRONG = [
     *(("specforge", *one) for one in EAGLE),
     *(("z-lab", *one) for one in FLASH),
+    *(("flash of speculators", *one) for one in FLASH_OF_SPECULATORS),
     *(("dspark", *one) for one in SPARK),
 ]
 
@@ -267,7 +297,7 @@ def refused(source, form, head, told):
     [
         ("specforge", "an EAGLE-3 head", ("midlayer.self_attn.q_proj.bias", "input_norm.weight"),
          ("fc.weight", "midlayer.hidden_norm.weight", "d2t")),
-        ("z-lab", "a DFlash head", ("layers.1.self_attn.q_proj.bias", "markov_head.markov_w1.weight"),
+        ("z-lab", "a DFlash head", ("layers.1.self_attn.q_proj.bias", "markov_head.w", "mlp_head.weight"),
          ("fc.weight", "hidden_norm.weight", "layers.1.self_attn.k_norm.weight")),
     ],
 )  # fmt: skip
@@ -287,6 +317,29 @@ def test_what_is_not_there_is_refused_before_anything_runs(
         refused(source, form, head, f"no {name}")
     (head / "model.safetensors").unlink()
     refused(source, form, head, "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("form", "fields"),
+    [
+        ("z-lab", {"block_size": None, "output_multiplier": 1, "projector_type": "dflash"}),
+        (
+            "z-lab",
+            {"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 1], "target_hidden_size": 48}},
+        ),
+        (
+            "flash of speculators",
+            {"sliding_window_non_causal": True, "shift_label": False, "logit_scale": 1.0},
+        ),
+        ("dspark", {"speculators_config": {}, "transformers_version": "5"}),
+    ],
+)
+def test_fields_that_change_nothing_are_read(form, fields, tiny_checkpoint, tmp_path):
+    head = head_in(tmp_path / "head", form, **fields)
+    unread = {"verifier_norm.weight": torch.zeros(48)}
+    save_file(tensors_of(form) | unread, head / "model.safetensors")
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    planned_spec(source, DraftChoice.parse(f"{METHOD[form]}:{head}"))
 
 
 def test_a_mask_apart_from_the_embedding_is_refused(tiny_checkpoint, tmp_path):

@@ -6,7 +6,7 @@ and mask tokens that see each other, of which each becomes a guess. Sources: DFl
 dflash/model.py, speculators' models/dflash, and vLLM's qwen3_dflash.py for windows and causal layers.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -29,13 +29,38 @@ from afserve.families.reading.layers import FULL, SLIDING, layer_types
 from afserve.spec import ModelSpec
 from afserve.spec_parts import LayerSpec
 
-_READ = ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers", "causal", "swa_window_size")
-_AS_PUBLISHED = {
-    "use_aux_hidden_state": True,
-    "use_swa": False,
-    "attention_sink_bias": False,
-    "attention_mode": "gqa",
+_EITHER = (
+    "block_size",
+    "mask_token_id",
+    "causal",
+    "swa_window_size",
+    "target_hidden_size",
+    "input_embedding_scale",
+)
+_READ = (*_EITHER, "target_layer_ids", "num_target_layers")
+_READ_OF_SPECULATORS = (
+    *_EITHER, "speculators_model_type", "transformer_layer_config", "draft_vocab_size", "aux_hidden_state_layer_ids",
+    "sample_from_anchor", "sliding_window_non_causal", "quantization_config",
+)  # fmt: skip
+_AS_PUBLISHED: Mapping[str, tuple[object, ...]] = {  # by a field: the values that change nothing
+    "use_aux_hidden_state": (True,),
+    "use_swa": (False,),
+    "attention_sink_bias": (False,),
+    "attention_mode": ("gqa",),
+    "projector_type": ("dflash",),
+    "shift_label": (False,),
+    "logit_scale": (1.0, 1),
+    "output_multiplier": (1.0, 1),
+    "final_logit_softcapping": (),
+    "draft_adapter_rank": (0,),
 }
+_OF_NO_WEIGHT = (  # of transformers' and speculators' own, or of training: heads say the same with any value
+    "architectures", "auto_map", "model_type", "dtype", "torch_dtype", "transformers_version", "name_or_path",
+    "_name_or_path", "tie_word_embeddings", "speculators_version", "speculators_config", "has_no_defaults_at_init",
+    "embed_requires_grad", "max_anchors", "initializer_range", "use_cache", "return_dict", "is_encoder_decoder",
+    "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
 _PLAIN = ("DFlashDraftModel",)
 _MASK = "mask_embedding.pt"
 
@@ -46,6 +71,7 @@ class DflashSpec(HeadSpec):
     mask         the token that stands where nothing is known
     from_newest  the newest token's row guesses what follows it; else each mask's row guesses the token in its place
     causal       by layer: whether rows of a block see only those before them
+    scale        of the embedded rows of a block
     """
 
     method: ClassVar[str] = "dflash"
@@ -55,6 +81,7 @@ class DflashSpec(HeadSpec):
     mask: int
     from_newest: bool
     causal: tuple[bool, ...]
+    scale: float
 
     @property
     def guesses(self) -> int:
@@ -81,15 +108,15 @@ def load_dflash(folder: str, target: ModelSpec) -> DflashSpec:
             f"beside it stands {_MASK}, and a mask apart from the embedding is not read", "mask_token_id"
         )
     if not fields.has("speculators_model_type"):
-        return fitting(fields, _plain(fields, target), target)
+        return _plain(fields, target)
     fields.known_only("speculators_model_type", "dflash")
     return fitting(fields, of_speculators(fields, newest=False), target)
 
 
-def of_speculators(fields: ConfigFields, *, newest: bool) -> DflashSpec:
-    """Its layers are counted as here: 0 is the embedding. `newest`: `from_newest` where nothing says so. Raises
-    CheckpointError or ConfigError."""
-    fields.known_only("sliding_window_non_causal", False)
+def of_speculators(fields: ConfigFields, *further: str, newest: bool) -> DflashSpec:
+    """Its layers are counted as here: 0 is the embedding. `further`: fields that the caller reads. `newest`:
+    `from_newest` where nothing says so. Raises CheckpointError or ConfigError."""
+    _check_names(fields, (*_READ_OF_SPECULATORS, *further), _OF_NO_WEIGHT)
     inner = fields.inner(fields.section("transformer_layer_config"), "transformer_layer_config")
     behind = fields.integers("aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
     if not behind:
@@ -98,7 +125,18 @@ def of_speculators(fields: ConfigFields, *, newest: bool) -> DflashSpec:
             "aux_hidden_state_layer_ids",
         )
     block = fields.integer("block_size", default=8)
-    return _spec(fields, inner, fields, behind, block, fields.flag("sample_from_anchor", newest))
+    found = _spec(fields, inner, fields, behind, block, fields.flag("sample_from_anchor", newest))
+    ahead = fields.flag("sliding_window_non_causal", False)
+    if ahead and any(layer.attention.window is not None for layer in found.layers):
+        raise fields.refuse("sliding_window_non_causal", "is not supported for layers with a window")
+    return found
+
+
+def _check_names(fields: ConfigFields, read: Collection[str], passed: Collection[str]) -> None:
+    """Raises CheckpointError for a field that is none of these, nor known to change nothing."""
+    for name in given(fields.config):
+        if name not in (*read, *passed, *_AS_PUBLISHED):
+            raise fields.refuse(name, f"is not supported; fields that are read are {', '.join(read)}")
 
 
 def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
@@ -107,18 +145,16 @@ def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
     if not isinstance(named, list) or not named or any(one not in _PLAIN for one in named):
         raise fields.refuse("architectures", f"is no DFlash head that is run; supported: {', '.join(_PLAIN)}")
     own = fields.inner(fields.section("dflash_config"), "dflash_config")
-    for name in given(own.config):
-        if name not in (*_READ, *_AS_PUBLISHED):
-            raise own.refuse(name, f"is not supported; fields that are read are {', '.join(_READ)}")
-    for name, known in _AS_PUBLISHED.items():
-        own.known_only(name, known)
+    _check_names(own, _READ, ())
+    _check_values(own)
     flat = ConfigFields({**given(fields.config), **given(own.config)}, fields.where)
     if flat.has("num_target_layers") and flat.integer("num_target_layers") != target.layers:
         raise flat.refuse(
             "num_target_layers", f"is not the number of layers of {target.family} here, {target.layers}"
         )
     ids = flat.integers("target_layer_ids", LAYER_COUNT, SOME) or _usual(flat, target)
-    return _spec(flat, flat, own, tuple(layer + 1 for layer in ids), flat.integer("block_size"), False)
+    behind, block = tuple(layer + 1 for layer in ids), flat.integer("block_size", default=16)
+    return fitting(flat, _spec(flat, flat, own, behind, block, False), target)
 
 
 def _usual(fields: ConfigFields, target: ModelSpec) -> tuple[int, ...]:
@@ -138,6 +174,8 @@ def _spec(
     block: int,
     from_newest: bool,
 ) -> DflashSpec:
+    _check_values(fields)
+    _check_values(inner)
     filled = layer_fields(inner, "qwen3")
     filled.known_only("is_neox_style", True)
     layers, causal = _layers(filled, own)
@@ -153,21 +191,34 @@ def _spec(
         fields.integer("mask_token_id"),
         from_newest,
         causal,
+        fields.number("input_embedding_scale", default=1.0),
     )
     if found.mask >= vocabulary:
         raise fields.refuse("mask_token_id", f"is none of the {vocabulary} of vocab_size")
     return found
 
 
+def _check_values(fields: ConfigFields) -> None:
+    for name, known in _AS_PUBLISHED.items():
+        fields.known_only(name, *known)
+
+
 def _layers(fields: ConfigFields, own: ConfigFields) -> tuple[tuple[LayerSpec, ...], tuple[bool, ...]]:
     """With whether each is causal: where nothing says so, one with a window is."""
     layer, count = dense_layer(fields, head_norms=True), fields.integer("num_hidden_layers")
-    windowed = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
-    full = fields.integer("max_window_layers", default=28) if windowed else count
+    windowed = fields.flag("use_sliding_window", False)
+    by_count = windowed and fields.has("sliding_window")
+    full = fields.integer("max_window_layers", default=28) if by_count else count
     otherwise = [FULL if at < full else SLIDING for at in range(count)]
     types = layer_types(fields, FULL, SLIDING, otherwise=otherwise)
     window = None
     if SLIDING in types:
+        if not windowed:
+            raise fields.error(
+                "use_sliding_window: false, or absent, and layer_types has layers with a window: whether they have one "
+                "is not known; say true, or full_attention for each of them",
+                "use_sliding_window",
+            )
         window = own.optional("swa_window_size") or fields.integer("sliding_window")
     said = [
         part.flag(name, False) for part, name in ((fields, "is_causal"), (own, "causal")) if part.has(name)

@@ -14,6 +14,7 @@ from afserve.families.drafters.dflash import DflashSpec, of_speculators
 from afserve.families.drafters.heads import Shape, fitting, open_head
 from afserve.spec import ModelSpec
 
+_READ = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 BEFORE, AFTER, SURE = "markov_head.markov_w1", "markov_head.markov_w2", "confidence_head.proj"
 
 
@@ -47,7 +48,7 @@ def load_dspark(folder: str, target: ModelSpec) -> DsparkSpec:
         )
     given.known_only("speculators_model_type", "dspark")
     given.known_only("markov_head_type", "vanilla")
-    base, rank = of_speculators(given, newest=True), given.integer("markov_rank", default=256)
+    base, rank = of_speculators(given, *_READ, newest=True), given.integer("markov_rank", default=256)
     sure = base.hidden if given.flag("enable_confidence_head", True) else 0
     if sure and given.flag("confidence_head_with_markov", True):
         if not rank:

@@ -40,8 +40,7 @@ _ALIKE: Mapping[
     }
     | {"num_hidden_layers": 32, "num_key_value_heads": 32, "head_dim": 128},
 }
-_COMPUTED = ("midlayer.", "layers.", "fc.", "fc_norm.", "input_norm.", "hidden_norm.", "markov_head.", "conf")
-"""How names of tensors begin that change what a head says."""
+_UNREAD = ("verifier_norm.weight", "verifier_lm_head.weight")  # of the model, which training reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +186,8 @@ def check_tensors(folder: str, head: HeadSpec, shapes: Mapping[str, Shape]) -> N
             raise CheckpointError(
                 f"{folder}: {name} has shape {tuple(shapes[name])}, config.json wants {wanted}"
             )
-    for name in sorted(set(shapes) - set(needed)):
-        if name.startswith(_COMPUTED) and not name.endswith(".inv_freq"):
+    for name in sorted(set(shapes) - {*needed, *head.further(), *_UNREAD}):
+        if not name.endswith(".inv_freq"):
             raise CheckpointError(f"{folder}: {name} is there, and no field of config.json asks for it")
     if head.draft_vocab == head.vocab_size:
         return

@@ -44,6 +44,8 @@ class DflashHead(Head):
     def block_rows(self, token_R: Tensor, caches: Sequence[LayerCache], blocks: PagedBatch) -> Tensor:
         """What `guesses` reads, (R, H), of rows that are the last of their sequences' contexts."""
         x_RH = self.embed(token_R)
+        if self.spec.scale != 1.0:
+            x_RH *= self.spec.scale
         batch, whole = self._ops.bind_batch(blocks), self._ops.bind_batch(unmasked(blocks))
         for layer, cache, causal in zip(self.layers, caches, self.spec.causal, strict=True):
             normed_RH = self._ops.rms_norm(x_RH, layer.input_norm_H, self._eps)
