@@ -124,7 +124,8 @@ class MicroBatch(Generic[T]):
                 continue
             pool = self._scheduler.pool
             follower = self._follower
-            if follower is not None and not follower.drafter.awake:
+            awake = follower is not None and follower.drafter.awake
+            if follower is not None and not (awake or follower.reads_on):
                 follower = None
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
@@ -151,7 +152,7 @@ class MicroBatch(Generic[T]):
             if follower is not None:
                 since = self._meter.now()
                 yield from follower.follow(self.plan, step, x_RH, _drawn(self.plan, outcome.accepted))
-                passes = (self._meter.now() - since) / follower.passes
+                passes = (self._meter.now() - since) / follower.passes if awake else 0.0
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
             if self._drafting is not None and not step.ahead:

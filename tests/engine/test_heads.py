@@ -4,6 +4,7 @@ and answers as without."""
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -384,6 +385,25 @@ def test_more_tokens_than_a_block_guesses_are_refused(tiny_checkpoint, tmp_path)
     planned_spec(source, DraftChoice.parse(f"dflash:{head}:4"))
     with pytest.raises(ConfigError, match=r"block_size 5: it guesses 4 tokens at most; write dflash:.*:4"):
         planned_spec(source, DraftChoice.parse(f"dflash:{head}:5"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["z-lab", "dspark"])
+def test_what_was_read_while_it_rested_is_drafted_behind_as_well(form, tiny_checkpoint, oracle, tmp_path):
+    """Its blocks are found later, by who drafts."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    head, asked = head_in(tmp_path / "head", form), requests(prompts())
+    node = colocated(source, config(max_batch_tokens=16, draft=f"{METHOD[form]}:{head}:4"))
+    told, follower = guesses_of(node), node._micro_batches[0]._follower
+    assert isinstance(follower, BlockLoop)
+    trials = follower.drafter.trials = SimpleNamespace(awake=False)
+    drive(node, asked)
+    assert told and not any(drafted for _, _, drafted, _ in told)
+    told.clear()
+    trials.awake, hits = True, node.stats().prefix_hits
+    drive(node, asked)
+    assert node.stats().prefix_hits > hits
+    check(told, Reference(form, oracle("qwen3")))
 
 
 @pytest.mark.slow

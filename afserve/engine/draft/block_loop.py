@@ -43,6 +43,7 @@ class BlockLoop(Generic[T]):
     """Of one micro-batch, as `LayerLoop`. It waits for nobody: a head has no experts."""
 
     reads_rows = True  # of the whole step
+    reads_on = True  # while it rests, too: blocks have keys of all their tokens, whoever finds them
     passes = 1
 
     def __init__(
@@ -63,9 +64,10 @@ class BlockLoop(Generic[T]):
     def follow(
         self, plan: StepPlan, step: StepInput, x_TH: Tensor, runs: Mapping[int, Many[int]]
     ) -> StepRun[T]:
-        """`runs` are the tokens that the step gave, by the index of a chunk. Its sequences are in flight meanwhile."""
+        """`runs` are the tokens that the step gave, by the index of a chunk. Its sequences are in flight meanwhile.
+        While the `drafter` is not awake nothing is guessed."""
         self._head.keep_context(self._runner.seen_rows(), self._caches, step.paged)
-        if blocks := list(self._begin(plan, runs)):
+        if self.drafter.awake and (blocks := list(self._begin(plan, runs))):
             self._guess(blocks)
         yield from ()
         return x_TH

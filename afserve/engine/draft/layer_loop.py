@@ -46,6 +46,7 @@ class LayerLoop(Generic[T]):
     does not follow: a sequence that went on without is drafted for a little worse."""
 
     reads_rows = True  # of the whole step
+    reads_on = False  # while it rests
 
     def __init__(
         self,

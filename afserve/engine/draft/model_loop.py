@@ -36,6 +36,7 @@ class ModelLoop:
     """Of all micro-batches of a node: it waits for nobody, so there is never one in the middle of another."""
 
     reads_rows = False
+    reads_on = False  # while it rests: it reads later what it has missed
 
     def __init__(self, drafter: LayerDrafter, model: DraftModel, clock: Clock | None = None) -> None:
         self.drafter, self._model = drafter, model
