@@ -15,7 +15,7 @@ from torch import Tensor
 
 from afserve.config import EngineConfig
 from afserve.engine.draft.drafting import Drafting
-from afserve.engine.draft.followers import Follower
+from afserve.engine.draft.followers import Follower, following
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
@@ -123,10 +123,8 @@ class MicroBatch(Generic[T]):
                 yield None
                 continue
             pool = self._scheduler.pool
-            follower = self._follower
+            follower = following(self._follower)
             awake = follower is not None and follower.drafter.awake
-            if follower is not None and not (awake or follower.reads_on):
-                follower = None
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)

@@ -27,15 +27,16 @@ from afserve.spec_parts import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a head takes from the model beside which it stands: its ops and numbers, the embedding for a head without
-    its own, and the scores of its LM head of rows after a norm."""
+    """What a head takes from the model beside which it stands: its ops and numbers, the embedding and the LM head for a
+    head without its own, whose scores nothing scales, and its last norm."""
 
     ops: Ops
     dtype: torch.dtype
     positions: int
     dense: Dense
     embed_VH: Tensor
-    scores: Callable[[Tensor], Tensor]
+    head: PackedLinear
+    normed: Callable[[Tensor], Tensor]
 
 
 class HeadTensors:
@@ -136,15 +137,15 @@ class Head:
         self.keeps = [layer.keeps for layer in self.layers]
         self._fc, self._last_norm = tensors.linear("fc"), tensors.norm("norm")
         self._embed_VH = tensors.read(EMBEDDING) if tensors.has(EMBEDDING) else beside.embed_VH
-        self._head = tensors.linear(HEAD.removesuffix(".weight")) if tensors.has(HEAD) else None
-        self._scores = beside.scores
+        self._head = tensors.linear(HEAD.removesuffix(".weight")) if tensors.has(HEAD) else beside.head
+        self._alike = repr(spec)
         self._target_D = tensors.target_ids()
 
     @property
     def identity(self) -> str:
-        """Hex digits that two heads share which were trained alike; by their norms."""
+        """Hex digits that two heads share which were trained alike; by their norms, and what config.json says."""
         numbers = torch.cat([norm_H.float().cpu() for norm_H in self._norms]).numpy().tobytes()
-        return hashlib.blake2b(numbers, digest_size=16).hexdigest()
+        return hashlib.blake2b(numbers + self._alike.encode(), digest_size=16).hexdigest()
 
     def embed(self, token_T: Tensor) -> Tensor:
         """Fresh rows."""
@@ -155,8 +156,6 @@ class Head:
 
     def normed_scores(self, normed_SH: Tensor) -> Tensor:
         """Float32, (S, D), of rows after the last norm; with the model's LM head where it has none."""
-        if self._head is None:
-            return self._scores(normed_SH)
         return self._ops.logits(normed_SH, self._head)
 
     def target_ids(self, drafted: list[int]) -> list[int]:

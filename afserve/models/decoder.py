@@ -180,7 +180,7 @@ class AttentionModel:
     def beside(self) -> Beside:
         """What a head takes of it."""
         own = self.ops, self.dtype, self._positions, self._dense
-        return Beside(*own, self._embedding(), self.scores)
+        return Beside(*own, self._embedding(), self._head, self.normed)
 
     @property
     def keeps(self) -> list[KeptShape]:

@@ -48,6 +48,9 @@ FLASHES = {
         "input_embedding_scale": 3.0,
     },
 }  # fmt: skip
+FLASHES["last layer"] = FLASHES["z-lab"] | {
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]},
+}
 FLASHES["newest first"] = FLASHES["flash of speculators"] | {
     "sample_from_anchor": True,
     "block_size": BLOCK - 1,
@@ -58,6 +61,7 @@ FLASHES["dspark of masks"] = SPARK | {"sample_from_anchor": False, "enable_confi
 FORMS = EAGLES | FLASHES
 BEHIND = {
     "specforge": (1, 2, 1), "speculators": (0, 1, 2), "qwen3": (2, 1, 0), "z-lab": (1, 2), "windows": (2, 1),
+    "last layer": (3, 1),
     **dict.fromkeys(("flash of speculators", "newest first", "dspark", "dspark of masks"), (0, 2, 1)),
 }  # fmt: skip
 METHOD = {

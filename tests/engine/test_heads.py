@@ -4,6 +4,7 @@ and answers as without."""
 import json
 import random
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
+from afserve.models.drafters.dspark import DsparkHead
 from afserve.speculative_config import choice_of
 from tests.conftest import TINY
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
@@ -31,6 +33,7 @@ from tests.engine.heads import (
     FORMS,
     GROUPS,
     METHOD,
+    QWEN,
     SIZE,
     VOCAB,
     Reference,
@@ -246,8 +249,13 @@ FLASH_OF_SPECULATORS: list[tuple[dict[str, Any], str]] = [
     (
         {
             "sliding_window_non_causal": True,
-            "transformer_layer_config": FORMS["flash of speculators"]["transformer_layer_config"]
-            | {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 9},
+            "transformer_layer_config": QWEN
+            | {
+                "attention_bias": True,
+                "layer_types": ["sliding_attention"] * 2,
+                "use_sliding_window": True,
+                "sliding_window": 9,
+            },
         },
         "sliding_window_non_causal: True is not supported for layers with a window",
     ),
@@ -389,14 +397,17 @@ def test_more_tokens_than_a_block_guesses_are_refused(tiny_checkpoint, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["z-lab", "dspark"])
-def test_what_was_read_while_it_rested_is_drafted_behind_as_well(form, tiny_checkpoint, oracle, tmp_path):
+def test_what_was_read_while_it_rested_is_drafted_behind_as_well(
+    form, tiny_checkpoint, oracle, tmp_path, monkeypatch
+):
     """Its blocks are found later, by who drafts."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     head, asked = head_in(tmp_path / "head", form), requests(prompts())
     node = colocated(source, config(max_batch_tokens=16, draft=f"{METHOD[form]}:{head}:4"))
     told, follower = guesses_of(node), node._micro_batches[0]._follower
     assert isinstance(follower, BlockLoop)
-    trials = follower.drafter.trials = SimpleNamespace(awake=False)
+    trials = SimpleNamespace(awake=False)
+    monkeypatch.setattr(follower.drafter, "trials", trials)
     drive(node, asked)
     assert told and not any(drafted for _, _, drafted, _ in told)
     told.clear()
@@ -512,6 +523,42 @@ def test_caches_of_other_heads_share_no_blocks(form, tiny_checkpoint, tmp_path):
     save_file(tensors, heads[2] / "model.safetensors")
     found = [colocated(source, config(draft=f"{METHOD[form]}:{head}")).kv.fingerprint for head in heads]
     assert found[0] == found[1] != found[2]
+    turned = head_in(tmp_path / "turned", form, rope_theta=6000.0)
+    assert colocated(source, config(draft=f"{METHOD[form]}:{turned}")).kv.fingerprint not in found
+
+
+def test_the_scores_of_a_model_are_not_scaled_for_a_head(tmp_path):
+    """Others are added to them, and they say how likely a guess is."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tiny.build("granite", folder)
+    head = head_in(tmp_path / "head", "z-lab")
+    model = colocated(ModelSource(str(folder), "g"), config(draft=f"dflash:{head}"))._micro_batches[0]._model
+    assert model.head is not None and model.spec.around.logit_scale == 0.5
+    normed_SH = torch.randn(5, 48, generator=torch.Generator().manual_seed(1)).to(model.dtype)
+    torch.testing.assert_close(model.head.normed_scores(normed_SH), 2.0 * model.scores(normed_SH))
+
+
+def test_the_places_of_many_blocks_are_scored_some_at_a_time(tiny_checkpoint, tmp_path, monkeypatch):
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    made = config(draft=f"dspark:{head_in(tmp_path / 'head', 'dspark')}")
+    head = colocated(source, made)._micro_batches[0]._model.head
+    assert isinstance(head, DsparkHead)
+    scored, scores = list[int](), head.normed_scores
+
+    def noted(normed_SH):
+        scored.append(len(normed_SH))
+        return scores(normed_SH)
+
+    monkeypatch.setattr(head, "normed_scores", noted)
+    normed_RH = torch.randn(20, 48, generator=torch.Generator().manual_seed(1))
+    places, newest = [range(at, at + 4) for at in range(0, 20, 4)], [3, 4, 5, 6, 7]
+    wanted = [*chain(*head.guesses(normed_RH, places, newest))]
+    monkeypatch.setattr("afserve.models.drafters.dspark.SCORED", 2)
+    found = [*chain(*head.guesses(normed_RH, places, newest))]
+    assert [one.token for one in found] == [one.token for one in wanted]
+    assert [one.chance for one in found] == pytest.approx([one.chance for one in wanted], rel=1e-5)
+    assert scored == [5] * 4 + [2, 2, 1] * 4
 
 
 @pytest.mark.parametrize("form", ONE_OF_EACH)

@@ -21,6 +21,11 @@ from afserve.models.drafters.eagle import EagleHead
 Follower = LayerLoop[T] | BlockLoop[T] | ModelLoop
 
 
+def following(follower: Follower[T] | None) -> Follower[T] | None:
+    """None where it does not follow the next step: it rests, and does not read on meanwhile."""
+    return follower if follower is not None and (follower.drafter.awake or follower.reads_on) else None
+
+
 def open_followers(
     drafter: LayerDrafter | None,
     draft_model: DraftModel | None,

@@ -75,8 +75,8 @@ class KvCache:
     """`halves` are the model's attention halves over this memory, `pool` says who holds which block. Blocks are those
     of the first group, with what the others keep of the same tokens; `group_of` has each layer's group. `predicting`
     is the half of a layer that drafts, `beside` what a head has, whose keys and values are a part of every block:
-    whoever moves blocks knows nothing of it. What a layer or an EAGLE-3 head has of a block's last token is by whichever
-    token followed first, and of tokens that were computed while it rested it has nothing of use.
+    whoever moves blocks knows nothing of it. What a layer or an EAGLE-3 head has of a block's last token is by
+    whichever token followed first, and of tokens that were computed while it rested it has nothing of use.
 
     `weights` names the numbers that the model was loaded with, equal wherever those are: caches that were not told
     share blocks with nobody. Whoever sets `on_evict` is told the blocks whose contents can no longer be found, with

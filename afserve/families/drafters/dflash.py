@@ -72,6 +72,7 @@ class DflashSpec(HeadSpec):
     from_newest  the newest token's row guesses what follows it; else each mask's row guesses the token in its place
     causal       by layer: whether rows of a block see only those before them
     scale        of the embedded rows of a block
+    normed       by row that it reads: whether the model's last norm comes first
     """
 
     method: ClassVar[str] = "dflash"
@@ -82,6 +83,7 @@ class DflashSpec(HeadSpec):
     from_newest: bool
     causal: tuple[bool, ...]
     scale: float
+    normed: tuple[bool, ...]
 
     @property
     def guesses(self) -> int:
@@ -140,7 +142,7 @@ def _check_names(fields: ConfigFields, read: Collection[str], passed: Collection
 
 
 def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
-    """z-lab names the layers themselves, the first one 0."""
+    """z-lab names the layers themselves, the first one 0, and reads transformers' rows: the last one is normed."""
     named = fields.config.get("architectures")
     if not isinstance(named, list) or not named or any(one not in _PLAIN for one in named):
         raise fields.refuse("architectures", f"is no DFlash head that is run; supported: {', '.join(_PLAIN)}")
@@ -154,7 +156,8 @@ def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
         )
     ids = flat.integers("target_layer_ids", LAYER_COUNT, SOME) or _usual(flat, target)
     behind, block = tuple(layer + 1 for layer in ids), flat.integer("block_size", default=16)
-    return fitting(flat, _spec(flat, flat, own, behind, block, False), target)
+    normed = tuple(layers == target.layers for layers in behind)
+    return fitting(flat, replace(_spec(flat, flat, own, behind, block, False), normed=normed), target)
 
 
 def _usual(fields: ConfigFields, target: ModelSpec) -> tuple[int, ...]:
@@ -192,6 +195,7 @@ def _spec(
         from_newest,
         causal,
         fields.number("input_embedding_scale", default=1.0),
+        (False,) * len(behind),
     )
     if found.mask >= vocabulary:
         raise fields.refuse("mask_token_id", f"is none of the {vocabulary} of vocab_size")

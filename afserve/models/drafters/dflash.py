@@ -17,7 +17,7 @@ from afserve.kernels.cache import LayerCache
 from afserve.kernels.paged import PagedBatch, unmasked
 from afserve.models.beside import Head, HeadTensors
 
-_SCORED = 64  # rows at a time: each has a score for every token
+SCORED = 64  # rows at a time: each has a score for every token
 
 
 class Guess(NamedTuple):
@@ -32,10 +32,12 @@ class DflashHead(Head):
         """Raises CheckpointError."""
         super().__init__(tensors)
         self.spec = spec
-        self._hidden_norm = tensors.norm("hidden_norm")
+        self._hidden_norm, self._target_norm = tensors.norm("hidden_norm"), tensors.beside.normed
 
     def keep_context(self, seen: list[Tensor], caches: Sequence[LayerCache], batch: PagedBatch) -> None:
         """Writes the keys and values of a step's rows, which the target's layers gave, each (T, H)."""
+        pairs = zip(seen, self.spec.normed, strict=True)
+        seen = [self._target_norm(x_TH) if normed else x_TH for x_TH, normed in pairs]
         fused_TH = self._ops.linear(torch.cat(seen, 1), self._fc)
         context_TH = self._ops.rms_norm(fused_TH, self._hidden_norm, self._eps)
         for layer, cache in zip(self.layers, caches, strict=True):
@@ -62,7 +64,7 @@ class DflashHead(Head):
     def likeliest(self, normed_RH: Tensor, rows: list[int]) -> list[Guess]:
         """What each of these rows guesses by itself."""
         found = list[Guess]()
-        for row_S in torch.tensor(rows, device=normed_RH.device).split(_SCORED):
+        for row_S in torch.tensor(rows, device=normed_RH.device).split(SCORED):
             found += self.chosen(self.normed_scores(normed_RH[row_S]))
         return found
 

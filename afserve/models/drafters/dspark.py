@@ -12,7 +12,7 @@ from torch import Tensor
 
 from afserve.families.drafters.dspark import AFTER, BEFORE, SURE, DsparkSpec
 from afserve.models.beside import HeadTensors
-from afserve.models.drafters.dflash import DflashHead, Guess
+from afserve.models.drafters.dflash import SCORED, DflashHead, Guess
 
 
 class DsparkHead(DflashHead):
@@ -31,12 +31,12 @@ class DsparkHead(DflashHead):
         found: list[list[Guess]] = [[] for _ in places]
         for place in range(max(map(len, places))):
             live = [at for at, rows in enumerate(places) if place < len(rows) and len(found[at]) == place]
-            if not live:
-                break
-            rows = [places[at][place] for at in live]
-            before = [found[at][-1].token if place else newest[at] for at in live]
-            for at, guess in zip(live, self._of_place(normed_RH, rows, before), strict=True):
-                found[at] += [guess] if guess.token >= 0 else []
+            for first in range(0, len(live), SCORED):
+                part = live[first : first + SCORED]
+                rows = [places[at][place] for at in part]
+                before = [found[at][-1].token if place else newest[at] for at in part]
+                for at, guess in zip(part, self._of_place(normed_RH, rows, before), strict=True):
+                    found[at] += [guess] if guess.token >= 0 else []
         return found
 
     def _of_place(self, normed_RH: Tensor, rows: list[int], before: list[int]) -> list[Guess]:
@@ -45,7 +45,7 @@ class DsparkHead(DflashHead):
         scores_SD = self.normed_scores(row_SX)
         if self._before_VK is not None and self._after is not None:
             before_SK = self._before_VK[torch.tensor(before, device=row_SX.device)]
-            scores_SD = scores_SD + self._ops.logits(before_SK, self._after)
+            scores_SD += self._ops.logits(before_SK, self._after)
             row_SX = torch.cat((row_SX, before_SK), 1)
         if self._sure is None:
             return self.chosen(scores_SD)
