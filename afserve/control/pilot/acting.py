@@ -25,10 +25,18 @@ class PoolChanges:
     """`change` does as people ask, `names` are those of the nodes of a pool that stay, in their order."""
 
     def __init__(self, change: Callable[[Change], Changed], names: Callable[[str], Sequence[str]]) -> None:
-        self._change, self._names = change, names
+        self._ask, self._names = change, names
+        self.changed = 0  # that were done of the last advice
+
+    def _change(self, change: Change) -> Changed:
+        done = self._ask(change)
+        self.changed += 1
+        return done
 
     def follow(self, old: PoolSizes, new: PoolSizes) -> None:
-        """Raises AfserveError where something of it cannot be; what was done before that stays."""
+        """Raises AfserveError where something of it cannot be; what was done before that stays, and `changed` counts
+        it."""
+        self.changed = 0
         count, now = old.turns(new), old.turned(new)
         self._turn(count, "prefill", "decode")
         self._turn(-count, "decode", "prefill")
@@ -61,7 +69,23 @@ class PoolChanges:
 
 
 def _exchanges(before: dict[str, int], after: dict[str, int]) -> list[tuple[str, str]]:
-    """(pool of a node that goes, pool of the one that comes in its place), of different roles."""
-    less = [pool for pool in after for _ in range(before[pool] - after[pool])]
-    more = [pool for pool in after for _ in range(after[pool] - before[pool])]
-    return [(one, other) for one, other in zip(less, more, strict=False) if _ROLES[one] is not _ROLES[other]]
+    """(pool of a node that goes, pool of the one that comes in its place), of different roles. Pools may have other
+    names before than after: attention nodes that do both become those that read prompts and those that decode."""
+    less, more = _beyond(before, after), _beyond(after, before)
+    return [
+        pair
+        for role, other in ((Role.ATTENTION, Role.EXPERT), (Role.EXPERT, Role.ATTENTION))
+        for pair in zip(
+            less[role][: max(len(less[role]) - len(more[role]), 0)],
+            more[other][: max(len(more[other]) - len(less[other]), 0)],
+            strict=False,
+        )
+    ]
+
+
+def _beyond(one: dict[str, int], other: dict[str, int]) -> dict[Role, list[str]]:
+    """By role, the pool of each node that one has and the other has not."""
+    found: dict[Role, list[str]] = {Role.ATTENTION: [], Role.EXPERT: []}
+    for pool, count in one.items():
+        found[_ROLES[pool]] += [pool] * (count - other.get(pool, 0))
+    return found

@@ -2,6 +2,7 @@
 
 Pools work on tokens. Lengths change in time as rates do: a few minutes of long answers fill a decode pool at the same
 rate of requests. So both kinds of tokens have a forecast of their own, beside that of requests and the mean lengths.
+A jump is told by requests alone: one long prompt among few requests is chance.
 """
 
 from dataclasses import replace
@@ -10,13 +11,14 @@ from afserve.control.pilot.observed import MeanLengths, SeenWindow
 from afserve.control.pilot.predict import Forecast, Windows
 from afserve.control.pilot.sizes import Demand
 
-_MOST = 2.0  # times the mean answer: who runs may also wait, as for a prompt's KV
+_LONGER = 2.0  # times the mean lengths at most: who runs may also wait, or have come at a higher rate before
 
 
 class ComingDemand:
     def __init__(self, windows: Windows) -> None:
         self.rate, self.lengths = Forecast(windows), MeanLengths()
-        self._read, self._made = Forecast(windows), Forecast(windows)  # tokens
+        self._read, self._made = Forecast(windows, jumps=False), Forecast(windows, jumps=False)  # tokens
+        self._tpot = 0.0  # the last one that was seen
 
     def note_window(self, at: float, window: SeenWindow, running: float) -> None:
         """What happened up to a moment, while so many requests decoded on average."""
@@ -24,8 +26,10 @@ class ComingDemand:
         self.rate.note_arrivals(at, window.seconds, load.came)
         self.lengths.note_window(window)
         self._read.note_arrivals(at, window.seconds, max(load.prompt_tokens - load.found_tokens, 0.0))
-        if window.tpot:
-            self._made.note_arrivals(at, window.seconds, running * window.seconds / window.tpot)
+        self._tpot = window.tpot or self._tpot
+        if self._tpot or not running:
+            made = running * window.seconds / self._tpot if running else 0.0
+            self._made.note_arrivals(at, window.seconds, made)
 
     def now(self) -> Demand:
         return self.lengths.demand(self.rate.present_rate)
@@ -38,5 +42,10 @@ class ComingDemand:
         if not rate:
             return mean
         read, made = (one.soon(seconds, deviations) / rate for one in (self._read, self._made))
-        answer = max(mean.answer, min(made, _MOST * mean.answer))
-        return replace(mean, computed=max(mean.computed, read), answer=answer)
+        computed, answer = _longer(mean.computed, read), _longer(mean.answer, made)
+        return replace(mean, prompt=max(mean.prompt, computed), computed=computed, answer=answer)
+
+
+def _longer(mean: float, tokens: float) -> float:
+    """Tokens of a request: the mean, or more where more are seen."""
+    return min(max(mean, tokens), _LONGER * mean)

@@ -19,23 +19,26 @@ class LiveView:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._busy: dict[object, tuple[int, float]] = {}  # by life: (pool, seconds)
+        self._lives: dict[object, float] = {}  # seconds that each was busy
+        self._busy = [0.0, 0.0, 0.0]
 
     def observe(self, at: float, members: Iterable[Member], loads: Iterable[GatewayLoad]) -> Observed:
         running = queued = 0.0
         for member in members:
             if isinstance(member.stats, AttentionStats | ExpertStats):
-                self._busy[member.id] = self._pool(member.node), member.stats.busy_seconds
+                self._note_busy(member.id, self._pool(member.node), member.stats.busy_seconds)
             if isinstance(member.stats, AttentionStats) and member.serving:
                 if self._pool(member.node) == _DECODE:  # others read prompts still
                     running += member.stats.running
                 queued += member.stats.queued_tokens
-        busy = [0.0, 0.0, 0.0]
-        for pool, seconds in self._busy.values():
-            busy[pool] += seconds
         load = added(loads)
-        total = _load(load.total, busy)
+        total = _load(load.total, self._busy)
         return Observed(at, self.sizes(), total, self.settled(), running, queued, load.classes)
+
+    def _note_busy(self, life: object, pool: int, seconds: float) -> None:
+        """What a node did in another pool before stays that pool's."""
+        self._busy[pool] += max(seconds - self._lives.get(life, 0.0), 0.0)
+        self._lives[life] = seconds
 
     def _pool(self, node: NodeId) -> int:
         if node.role is Role.EXPERT:

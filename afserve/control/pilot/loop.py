@@ -74,11 +74,18 @@ class PilotLoop:
             self._changes.follow(advice.old, advice.new)
         except AfserveError as error:  # such as no room for more: an answer, and no fault of the pilot
             self._counts["refused"] += 1
+            self._counts["acted"] += bool(self._changes.changed)
             if error.message != self._said_refusal:
                 self._said_refusal = error.message
-                log.warning("the pools stay as they are: %s", error.message)
+                log.warning("%s: %s", self._refused(), error.message)
             return
         self._counts["acted"] += 1
+
+    def _refused(self) -> str:
+        done = self._changes.changed
+        if not done:
+            return "the pools stay as they are"
+        return f"{done} change{'s' * (done > 1)} of it made, and the others refused"
 
     def _say_outcomes(self) -> None:
         fresh = self.policy.judged - self._judged

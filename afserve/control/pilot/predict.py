@@ -29,10 +29,11 @@ class Windows:
 
 
 class Forecast:
-    """Of a rate. `note_arrivals` is told how many came in the seconds up to a moment."""
+    """Of a rate. `note_arrivals` is told how many came in the seconds up to a moment. `jumps`: whether it looks for
+    jumps, which chance explains only where what came are single arrivals, as of Poisson's, and no tokens."""
 
-    def __init__(self, windows: Windows | None = None) -> None:
-        self._windows = windows or Windows()
+    def __init__(self, windows: Windows | None = None, *, jumps: bool = True) -> None:
+        self._windows, self._jumps = windows or Windows(), jumps
         self._noted: deque[tuple[float, float, float]] = deque()  # (end, seconds, came)
         self._line: tuple[float, float, float] | None = None  # the trend, until more is noted
         self._day: dict[int, float] = {}  # rate by slot, of days before
@@ -68,6 +69,8 @@ class Forecast:
 
     def _jumped_to(self) -> float:
         """The rate since then; 0 where it has not jumped. Of a part that began before it, only the end counts."""
+        if not self._jumps:
+            return 0.0
         part = self._windows.short * _NEWEST
         newest, seconds = self._mean(part)
         before, _ = self._mean(self._windows.long, part)

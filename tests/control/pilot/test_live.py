@@ -116,6 +116,47 @@ def test_where_there_is_no_room_a_node_gives_its_place_to_one_of_another_role():
         changes.follow(PoolSizes(2, 2, 2), PoolSizes(2, 2, 3))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "did"),
+    [
+        ((0, 3, 2), (1, 1, 3), [NewRole("attention-2", "expert")]),
+        ((1, 2, 2), (0, 4, 1), [NewRole("expert-1", "attention")]),
+        ((1, 2, 2), (0, 3, 3), None),
+    ],
+)
+def test_pools_that_have_other_names_than_before_change_places(old, new, did):
+    """Such as after somebody set the only node that read prompts to do both."""
+    names = NAMES | {"attention": ["attention-0", "attention-1", "attention-2"]}
+    asked: list[Change] = []
+
+    def change(one):
+        if isinstance(one, ScaleTo):
+            raise DoesNotFitError("no room")
+        asked.append(one)
+        return Changed({})
+
+    changes = PoolChanges(change, names.__getitem__)
+    if did is None:
+        with pytest.raises(DoesNotFitError):
+            changes.follow(PoolSizes(*old), PoolSizes(*new))
+        return
+    changes.follow(PoolSizes(*old), PoolSizes(*new))
+    assert asked == did
+
+
+def test_what_was_done_before_a_refusal_is_counted(caplog):
+    def change(one):
+        if isinstance(one, ScaleTo):
+            raise DoesNotFitError("4 decode nodes need 40 GiB")
+        return Changed({})
+
+    turning = Advice(1, 0.0, PoolSizes(2, 2, 2), PoolSizes(1, 4, 2), "more comes", EFFECT, EFFECT)
+    one = loop(ACT, Scripted(turning), change)
+    one.look()
+    assert one.view().counts["acted"] == one.view().counts["refused"] == 1
+    assert "1 change of it made, and the others refused: 4 decode nodes need 40 GiB" in caplog.text
+
+
 def test_outside_its_hours_it_only_advises():
     def never(change):
         raise AssertionError(f"{change} was asked for")
@@ -189,6 +230,33 @@ def test_those_that_read_prompts_do_not_run_yet():
     seen = LiveView(state).observe(1.0, members, [])
     assert seen.running == 50 + 500, "a node that does both decodes"
     assert seen.queued_tokens == 21
+
+
+def test_a_node_that_turns_leaves_its_seconds_with_the_pool_that_it_was_in():
+    phases = [AttentionPhase.PREFILL, AttentionPhase.PREFILL, AttentionPhase.DECODE]
+    state: Any = SimpleNamespace(
+        phase_of=phases.__getitem__, serving=lambda role: [], leaving=(), settled=False
+    )
+    view = LiveView(state)
+
+    def seen(at, seconds):
+        members: list[Any] = [
+            SimpleNamespace(
+                id=index,
+                node=NodeId(Role.ATTENTION, index),
+                stats=AttentionStats(busy_seconds=seconds),
+                serving=True,
+            )
+            for index in range(3)
+        ]
+        return view.observe(at, members, [])
+
+    before = seen(1.0, 100.0)
+    phases[1] = AttentionPhase.DECODE
+    after = seen(2.0, 101.0)
+    assert after.follows(before), "an advice that turns a node is compared with what came of it"
+    load = after.since(before).load
+    assert (load.prefill_busy, load.decode_busy) == (1.0, 2.0)
 
 
 def test_nodes_have_the_pool_of_what_they_do_now_and_those_that_leave_have_none():

@@ -2,16 +2,14 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from afserve.control.pilot.coming import ComingDemand
 from afserve.control.pilot.judge import Correction, Headroom, Interval
 from afserve.control.pilot.observed import MeanLengths, PoolLoad, SeenWindow
-from afserve.control.pilot.predict import DAY, Forecast, Windows
+from afserve.control.pilot.predict import DAY, Forecast
 from afserve.control.pilot.queue import QueueWait
 from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
 from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes, counted_up
@@ -50,7 +48,7 @@ def test_headroom_follows_the_share_of_late_requests():
         calm.note_late(0.0, 1.0)
     for _ in range(30):
         late.note_late(0.05, 1.0)
-    assert 1.0 <= calm.factor < Headroom().factor < late.factor <= 1.4
+    assert calm.factor < 1.05 < Headroom().factor < late.factor <= 1.4
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
@@ -72,28 +70,6 @@ def test_answers_that_are_not_over_count_in_the_beginning(spread):
             assert ended_mean[0] / ended_mean[1] < 0.7 * 200, "short answers end first"
             assert lengths.answer == pytest.approx(200, rel=0.2)
     assert lengths.answer == pytest.approx(200, rel=0.1) and lengths.prompt == pytest.approx(1000)
-
-
-def test_long_answers_and_prompts_are_seen_while_the_rate_stays():
-    """Answers that still run say that more tokens are wanted, before any of them has ended."""
-    coming, at = ComingDemand(Windows()), 0.0
-
-    def play(seconds, prompt, running):
-        nonlocal at
-        for _ in range(int(seconds / 10)):
-            at += 10
-            load = PoolLoad(came=100, prompt_tokens=100 * prompt, first=100, ended=100, answer_tokens=10_000)
-            load = replace(load, rest_tokens=9_900, rest_seconds=198)  # 20 ms a token
-            coming.note_window(at, SeenWindow(10, PoolSizes(1, 1, 1), load, running), running)
-
-    play(1200, 500, 20)
-    calm = coming.within(60, 1)
-    assert calm.rate == pytest.approx(10) and calm.computed == pytest.approx(500, rel=0.02)
-    assert calm.answer == pytest.approx(100, rel=0.02)
-    play(60, 1000, 40)
-    busy = coming.within(60, 1)
-    assert busy.rate == pytest.approx(10) and coming.lengths.answer == pytest.approx(100, rel=0.02)
-    assert busy.answer > 180 and busy.computed > 900
 
 
 def test_noise_asks_for_room():
