@@ -135,6 +135,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Compiled modules are kept, whatever the shell says: tests start hundreds of interpreters."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for a torch that a test imports first
     if config.getoption("--whole") or config.getoption("--hypothesis-seed") is not None:
         draw_by_night()
     elif config.getoption("--quick"):

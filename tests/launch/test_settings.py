@@ -24,6 +24,7 @@ from afserve.doors.llm import LLM
 from afserve.errors import ConfigError
 from afserve.launch.plan.ray_settings import RaySettings
 from afserve.launch.plan.wishes import RunSettings, UpFlags, Wishes
+from afserve.launch.processes import http, keeper
 from afserve.launch.processes.gateway_options import GatewayOptions, options_of
 from afserve.server.http.settings import Listening, ServerSettings
 from afserve.settings import DeclaredSetting, FileUse, settings_of
@@ -231,3 +232,10 @@ def test_a_gateways_process_is_given_what_was_asked():
     options = options_of(["one", "two"], "folder", ServerSettings(hosts=frozenset({"h", "i"}), **lists))
     told = GatewayOptions.from_plain(json.loads(json.dumps(options.to_plain())))
     assert told == options and told.settings.left_out_lines == ()
+
+
+def test_a_stop_is_over_before_docker_kills():
+    """Ten seconds after SIGTERM: answers end, gateways say so, nodes that do not go are killed."""
+    assert (
+        ServerSettings().drain_seconds + http._TO_SAY_SO + keeper._TERM_SECONDS + keeper._KILL_SECONDS < 10.0
+    )

@@ -1,7 +1,10 @@
 """/v1/cache over a real engine: what each key keeps, what it costs, and that nobody unpins what is another's."""
 
+import asyncio
 import json
+from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -11,6 +14,7 @@ from afserve.control.backend import CacheKept
 from afserve.control.wire.view_values import ClusterView, NodeView
 from afserve.engine.stats import AttentionStats, HostStats, TierStats
 from afserve.server.access.key_file import KeyLimits, KeyRole, add_key
+from afserve.server.endpoints import cache
 from afserve.server.http.settings import ServerSettings
 from afserve.tokens.tokenizer import Tokenizer
 from tests.server.conftest import Server
@@ -164,3 +168,30 @@ def test_our_client_asks_too_and_tiers_are_told_where_there_are_any(make_backend
         ]
         assert not said["complete"] and client.unpin_cache()["unpinned"] == {"blocks": 0, "tokens": 0}
     assert asked == [(None, False), (None, True)]
+
+
+def test_what_is_computed_still_is_not_let_go_completely():
+    """All who look after prompts are told of all of them before anybody is waited for."""
+    told = []
+
+    def keeper(ends):
+        async def left():
+            told.append("waits")
+            return ends
+
+        return SimpleNamespace(left=left, unpinned=lambda owner, prompt, salt: told.append(prompt[0]))
+
+    async def kept_cache(owner, *, unpin, prompt, salt):
+        return CacheKept((), complete=True)
+
+    def complete(*keepers):
+        model = SimpleNamespace(
+            keeping_warm=[keeper(ends) for ends in keepers],
+            backend=SimpleNamespace(kept_cache=kept_cache),
+            model_name="nano",
+        )
+        found = asyncio.run(cache._unpin(model, None, (array("i", [1]), array("i", [2]))))
+        return [kept.complete for _, kept in found]
+
+    assert complete(True, False) == [False, False] and told == [1, 2, 1, 2, "waits", "waits"]
+    assert complete(True, True) == [True, True]

@@ -4,6 +4,7 @@ nobody waits for it, and without the flag there is none."""
 import asyncio
 import time
 from array import array
+from contextlib import suppress
 from types import SimpleNamespace
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from afserve.clock import FakeClock
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import OverloadedError, UnavailableError
+from afserve.server.answers import next_turns
 from afserve.server.answers.next_turns import MOST, NextTurns, WarmPrompts
 from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.fields import Fields
@@ -247,7 +249,7 @@ def test_a_next_turn_is_not_computed_once_its_key_lets_go(make_backend):
             turns.answered(asked(owner, salt), array("i"), None)
         await asyncio.sleep(0)
         turns.unpinned(*told)
-        await turns.left()
+        assert await turns.left()
         try:
             return [(one.tenant, one.cache_salt) for one in turns._tasks.values()]
         finally:
@@ -320,8 +322,7 @@ def test_who_lets_go_waits_until_it_is_computed_no_more(make_backend):
         await looked.left()
         assert not ended, "nobody lets it go"
         looked.unpinned("alice", array("i", [1]), "")
-        await looked.left()
-        assert ended
+        assert await looked.left() and ended
         await looked.end()
 
     async def waits():
@@ -333,4 +334,36 @@ def test_who_lets_go_waits_until_it_is_computed_no_more(make_backend):
             ended.append(True)
 
     begun, ended = asyncio.Event(), []
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_what_does_not_end_in_time_is_said(make_backend, monkeypatch):
+    async def play():
+        backend = make_backend()
+        backend.open = lambda request: SimpleNamespace(events=stays)
+        looked, turns = Looked(backend, pause=0.001), NextTurns(SimpleNamespace(idle=False), None)
+        looked.warm("alice", [1])
+        await looked.begin()
+        staying = asyncio.create_task(stay())
+        turns._tasks[staying] = Scheduling(tenant="alice")
+        await asyncio.wait_for(begun.wait(), 20)
+        for keeper in (looked, turns):
+            keeper.unpinned(None, array("i"), "")
+            assert not await keeper.left()
+        over.set()
+        assert await looked.left() and await turns.left()
+        await looked.end()
+
+    async def stay():
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def stays():
+        begun.set()
+        await stay()
+        yield
+
+    monkeypatch.setattr(next_turns, "_LEAVES", 0.01)
+    begun, over = asyncio.Event(), asyncio.Event()
     asyncio.run(asyncio.wait_for(play(), 20))

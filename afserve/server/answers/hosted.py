@@ -27,8 +27,9 @@ class StaysWarm(Protocol):
     def unpinned(self, owner: str | None, prompt: "array[int]", salt: str) -> None:
         """They need not any more: this prompt with its salt, all where it is empty; of this key, None for all."""
 
-    async def left(self) -> None:
-        """Returns once nothing of what was let go is computed: it would be kept again."""
+    async def left(self) -> bool:
+        """Waits until nothing of what was let go is computed, for a second at most; whether that is so. What is
+        computed still may be kept again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import logging
 from array import array
 from collections import Counter, OrderedDict
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 
 from afserve.engine.scheduling.request import AHEAD_PRIORITY, GenerationRequest, SamplingParams, Tenant
@@ -75,9 +75,9 @@ class NextTurns:
             if owner in (None, _owner(scheduling)) and (not prompt or scheduling.cache_salt == salt):
                 task.cancel()
 
-    async def left(self) -> None:
-        if leaving := [task for task in self._tasks if task.cancelling()]:
-            await asyncio.wait(leaving, timeout=_LEAVES)
+    async def left(self) -> bool:
+        leaving = [task for task in self._tasks if task.cancelling()]
+        return not leaving or not (await asyncio.wait(leaving, timeout=_LEAVES))[1]
 
     async def _compute(self, asked: Prepared, answer: "array[int]", kept: "Future[None] | None") -> None:
         try:
@@ -152,10 +152,13 @@ class WarmPrompts:
             if not limit.expired():  # one that is, ends already, and cannot be told so again
                 limit.reschedule(0.0)
 
-    async def left(self) -> None:
+    async def left(self) -> bool:
         if self._computed is None:  # what is under way nevertheless was let go
-            with suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(self._idle.wait(), _LEAVES)
+            except TimeoutError:
+                return False
+        return True
 
     async def begin(self) -> None:
         self._task = asyncio.create_task(self._run())

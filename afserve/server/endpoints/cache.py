@@ -3,7 +3,7 @@ admin, and everybody where no key is asked for, sees all."""
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -34,17 +34,21 @@ class CacheEndpoints:
 
     async def show_kept(self, request: Request) -> Response:
         """What each key keeps at each node; who sees all also sees how full the tiers are."""
-        found = await self._ask(request, unpin=False)
+        models, owner = self._models(request), _owner(request)
+        asked = (each.backend.kept_cache(owner, unpin=False, prompt=_ALL, salt="") for each in models)
+        kept = await asyncio.gather(*asked)
+        found = [(each.model_name, one) for each, one in zip(models, kept, strict=True)]
         rows = [row for model, kept in found for row in _kept_rows(model, kept)]
         said: Row = {"object": "cache", "kept": rows, "complete": _complete(found)}
-        if _owner(request) is None:
-            said["tiers"] = [row for each in self._models(request) for row in await _tier_rows(each)]
+        if owner is None:
+            said["tiers"] = [row for each in models for row in await _tier_rows(each)]
         return json_response(said)
 
     async def delete_kept(self, request: Request) -> Response:
         """It stays in the cache as all else does, and is evicted next."""
-        found = await self._ask(request, unpin=True)
-        return json_response(_unpinned(found))
+        owner = _owner(request)
+        found = await asyncio.gather(*(_unpin(each, owner) for each in self._models(request)))
+        return json_response(_unpinned([one for each in found for one in each]))
 
     async def unpin_prompt(self, request: Request) -> Response:
         """The prompts of a body as /v1/cache/warm takes it stay no longer than others; what other prompts share with
@@ -57,8 +61,7 @@ class CacheEndpoints:
         model, owner, account = service.models.named(asked.model), _owner(request), self._whose(request)
         asked = model.as_generated(replace(asked, scheduling=account.scheduled(asked.scheduling)))
         salt = asked.scheduling.cache_salt
-        found = [await _ask(model, owner, unpin=True, prompt=prompt, salt=salt) for prompt in asked.prompts]
-        return json_response(_unpinned(found))
+        return json_response(_unpinned(await _unpin(model, owner, asked.prompts, salt)))
 
     def _whose(self, request: Request) -> Account:
         """Whose prompt it is: it was kept under a salt of its key's. Raises RequestError where one for admin does not
@@ -78,24 +81,24 @@ class CacheEndpoints:
             )
         return accounts.account_for(key)
 
-    async def _ask(self, request: Request, *, unpin: bool) -> list[tuple[str, CacheKept]]:
-        """Of one model or of all, at once."""
-        models, owner = self._models(request), _owner(request)
-        return await asyncio.gather(*(_ask(each, owner, unpin=unpin) for each in models))
-
     def _models(self, request: Request) -> list[Hosted]:
         name = request.query_params.get("model")
         return list(self._service.models) if name is None else [self._service.models.named(name)]
 
 
-async def _ask(
-    model: Hosted, owner: str | None, *, unpin: bool, prompt: "array[int]" = _ALL, salt: str = ""
-) -> tuple[str, CacheKept]:
-    for keeper in model.keeping_warm if unpin else ():
-        keeper.unpinned(owner, prompt, salt)
-        await keeper.left()
-    kept = await model.backend.kept_cache(owner, unpin=unpin, prompt=prompt, salt=salt)
-    return model.model_name, kept
+async def _unpin(
+    model: Hosted, owner: str | None, prompts: "Sequence[array[int]]" = (_ALL,), salt: str = ""
+) -> list[tuple[str, CacheKept]]:
+    """It is complete where nothing of it is computed any more either: that would be kept again."""
+    for keeper in model.keeping_warm:
+        for prompt in prompts:
+            keeper.unpinned(owner, prompt, salt)
+    left = all(await asyncio.gather(*(keeper.left() for keeper in model.keeping_warm)))
+    asked = [model.backend.kept_cache(owner, unpin=True, prompt=prompt, salt=salt) for prompt in prompts]
+    return [
+        (model.model_name, replace(kept, complete=kept.complete and left))
+        for kept in await asyncio.gather(*asked)
+    ]
 
 
 def _owner(request: Request) -> str | None:
