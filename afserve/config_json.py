@@ -63,9 +63,10 @@ class ConfigFields:
         """Refuses a variant that is not computed: any value but these, where there is one."""
         value = self.config.get(name)
         if value is not None and not any(type(value) is type(one) and value == one for one in known):
-            raise self.refuse(
-                name, f"is not supported; supported: {', '.join(json.dumps(one) for one in known)}"
+            told = (
+                f"; supported: {', '.join(json.dumps(one) for one in known)}" if known else "; leave it out"
             )
+            raise self.refuse(name, f"is not supported{told}")
 
     def section(self, name: str) -> Config:
         value = self.config.get(name)

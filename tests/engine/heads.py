@@ -51,6 +51,10 @@ FLASHES = {
 FLASHES["last layer"] = FLASHES["z-lab"] | {
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]},
 }
+FLASHES["causal"] = FLASHES["z-lab"] | {
+    "is_causal": True,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+}
 FLASHES["newest first"] = FLASHES["flash of speculators"] | {
     "sample_from_anchor": True,
     "block_size": BLOCK - 1,
@@ -61,7 +65,7 @@ FLASHES["dspark of masks"] = SPARK | {"sample_from_anchor": False, "enable_confi
 FORMS = EAGLES | FLASHES
 BEHIND = {
     "specforge": (1, 2, 1), "speculators": (0, 1, 2), "qwen3": (2, 1, 0), "z-lab": (1, 2), "windows": (2, 1),
-    "last layer": (3, 1),
+    "last layer": (3, 1), "causal": (1, 2),
     **dict.fromkeys(("flash of speculators", "newest first", "dspark", "dspark of masks"), (0, 2, 1)),
 }  # fmt: skip
 METHOD = {
@@ -190,6 +194,8 @@ class Reference:
         for layer in range(2):
             stem = f"layers.{layer}."
             sees = torch.ones(block, len(context) + block, dtype=torch.bool)
+            if self.form == "causal":
+                sees = sees.tril(len(context))
             if self.form == "windows" and not layer:
                 sees = sees.tril(len(context)) & ~sees.tril(len(context) - 12)
             x = self.layer(stem, x, self.norm(x, self.w[f"{stem}input_layernorm.weight"]), context, sees)
@@ -241,7 +247,8 @@ class Reference:
         return torch.nn.functional.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
 
     def turned(self, x, first):
-        angle = torch.arange(first, first + len(x))[:, None] / 5000.0 ** (torch.arange(0, SIZE, 2) / SIZE)
+        place = torch.arange(first, first + len(x))[:, None] / (2.0 if self.form == "causal" else 1.0)
+        angle = place / 5000.0 ** (torch.arange(0, SIZE, 2) / SIZE)
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         left, right = x.chunk(2, -1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)

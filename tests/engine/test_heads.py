@@ -71,7 +71,7 @@ def test_drafts_are_those_of_a_plain_reference_and_answers_those_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["specforge", "newest first", "dspark"])
+@pytest.mark.parametrize("form", ["specforge", "flash of speculators", "newest first", "dspark"])
 def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path):
     """A head that knows three tokens, and answers of no others: some of what it drafts is right."""
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
@@ -215,7 +215,7 @@ FLASH: list[tuple[dict[str, Any], str]] = [
         "false is not supported",
     ),
     ({"output_multiplier": 0.5}, "output_multiplier: 0.5 is not supported"),
-    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported; leave it out"),
     ({"input_embedding_scale": 0.0}, "input_embedding_scale: 0.0 is not"),
     ({"projector_type": "dspark"}, "projector_type: 'dspark' is not supported"),
     (
