@@ -5,6 +5,7 @@ import random
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, colocated, layout_for, spec_of, tensors_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
+from afserve.engine.step.look_ups import LookUps
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.drafters.dense import draft_model_spec
 from afserve.families.reading.ngrams import row_numbers
@@ -147,6 +151,54 @@ def test_an_empty_slot_and_a_file_that_changed_give_no_rows(bank, checkpoint, tm
     assert looked_up(moved, spec, [[0, -1, -1]], [[0, 0, 0]]).isfinite().all()
     (tmp_path / "model.safetensors").write_bytes(b"another file")
     assert looked_up(moved, spec, [[0, -1, -1], [-1, -1, -1]], [[0] * 3] * 2)[0].isnan().all()
+
+
+def test_what_cannot_be_read_ends_no_other_request(bank, checkpoint, monkeypatch):
+    made, spec, _ = bank
+    slots, insides = [[0, -1, -1]] * 3, [[1, 0, 0], [5, 0, 0], [2, 0, 0]]
+    sound = looked_up(made, spec, slots, insides)
+    read = TableRows.read
+
+    def refused(self, numbers, heads):
+        if 5 in numbers:
+            raise CheckpointError("a page of the file cannot be read")
+        return read(self, numbers, heads)
+
+    monkeypatch.setattr(TableRows, "read", refused)
+    found = looked_up(made, spec, slots, insides)
+    assert found[1].isnan().all() and found[[0, 2]].equal(sound[[0, 2]])
+
+
+class SilentAhead:
+    """A link over which what is asked for ahead, as micro-batch 1, is never answered."""
+
+    present = True
+
+    def dispatch(self, x_TX, slice_TK, inside_TK, *, layer, micro_batch):
+        return micro_batch, x_TX.shape
+
+    def ready(self, ticket):
+        return ticket[0] == 0
+
+    def combine(self, ticket):
+        return torch.zeros(ticket[1])
+
+
+def test_a_step_waits_for_what_was_asked_ahead_only_where_it_needs_it(bank):
+    """A prompt that was cancelled in its middle keeps nobody waiting for its rows."""
+    _, spec, _ = bank
+    words = lambda token_T: torch.zeros((len(token_T), spec.hidden))  # noqa: E731
+    model = SimpleNamespace(spec=spec, words=words, ops=SimpleNamespace(device=torch.device("cpu")))
+    look_ups = LookUps(0, 1, model, SilentAhead())
+
+    def first_wait(ids, start):
+        sequence = Sequence.start(GenerationRequest(1, ids, SamplingParams(max_tokens=9)), 0, frozenset())
+        plan = StepPlan(0, (Chunk(sequence, start, 4, start + 4 == len(ids), ChunkKind.PROMPT),))
+        return next(look_ups.rows_of(plan, torch.tensor(ids[start : start + 4])), None)
+
+    prompt = tuple(range(20, 28))
+    assert first_wait(prompt, 0) is None and first_wait(tuple(range(40, 44)), 0) is None
+    assert first_wait(prompt, 4)[0] == 1
 
 
 @pytest.mark.parametrize("wire", ["local", "shm", "tcp"])

@@ -2,12 +2,13 @@
 
 A look-up is a dispatch of a layer behind all MoE layers (`models/tables/bank.py`), so replicas, lost nodes and epochs
 are the link's business here as there. While a chunk of a prompt is computed, rows of the next one are on their way in
-boxes of their own. The next step takes from them what its tokens need, whatever its chunks have become.
+boxes of their own. The next step asks for what it lacks, and then takes from them what its tokens need, whatever its
+chunks have become; one that needs none of them does not wait for them.
 
 Shapes: T tokens of a step, N heads of the table, K choices of a message, X numbers of a row that travels.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple
 
 import torch
@@ -43,42 +44,50 @@ class LookUps(Generic[T]):
     def rows_of(self, plan: StepPlan, token_T: Tensor) -> StepRun[T]:
         """Float32, (T, X). Rows that nobody gave are NaN, and the link says why."""
         number_TN = row_numbers(self._table, _texts(plan, self._table.order - 1))
-        early_AX, place_T = (yield from self._take_ahead(number_TN)) if self._ahead else (None, [])
-        x_TX, missing_T = self._words(token_T), torch.tensor([place < 0 for place in place_T] or [True])
+        x_TX, early = self._words(token_T), {} if self._ahead is None else self._ahead.place
+        place_T = torch.tensor([early.get(row.tobytes(), _ELSEWHERE) for row in number_TN])
+        whole_TX = yield from self._sums(x_TX, number_TN, place_T < 0)
+        known_T = (place_T >= 0).nonzero()[:, 0]
+        if self._ahead is not None and (len(known_T) or self._link.ready(self._ahead.ticket)):
+            early_AX = yield from self._take_ahead(self._ahead.ticket)
+            whole_TX[known_T.to(x_TX.device)] = early_AX[place_T[known_T].to(x_TX.device)]
+            lost_T = (place_T >= 0) & ~whole_TX[:, 0].isfinite().cpu()
+            if bool(lost_T.any()):  # who was asked ahead gave up: asked now, the link says why
+                whole_TX[lost_T.to(x_TX.device)] = 0.0
+                whole_TX += yield from self._sums(x_TX, number_TN, lost_T)
+        if self._ahead is None:
+            self._ask_ahead(plan)
+        return whole_TX
+
+    def _sums(self, x_TX: Tensor, number_TN: Ids, wanted_T: Tensor) -> StepRun[T]:
+        """Rows of the tokens that are wanted; zeros of the others."""
         whole_TX = torch.zeros(x_TX.shape, dtype=torch.float32, device=x_TX.device)
-        if bool(missing_T.any()):
-            for slice_TK, inside_TK in self._choices(number_TN, missing_T):
+        if bool(wanted_T.any()):
+            for slice_TK, inside_TK in self._choices(number_TN, wanted_T):
                 ticket = self._dispatch(self._index, x_TX, slice_TK, inside_TK)
                 while not self._link.ready(ticket):
                     yield ticket
                 whole_TX += self._link.combine(ticket)
-        if early_AX is not None:
-            found_T = (~missing_T).nonzero()[:, 0].to(x_TX.device)
-            whole_TX[found_T] = early_AX[[place for place in place_T if place >= 0]]
-        self._ask_ahead(plan)
         return whole_TX
 
-    def _take_ahead(self, number_TN: Ids) -> Generator[T | None, None, tuple[Tensor, list[int]]]:
-        """What was asked for ahead, and which row of it each token of this step has; below 0 where there is none."""
-        assert self._ahead is not None
-        (place, ticket), self._ahead = self._ahead, None
+    def _take_ahead(self, ticket: T) -> StepRun[T]:
+        """What was asked for ahead."""
         while not self._link.ready(ticket):
             yield ticket
-        early_AX = self._link.combine(ticket)
+        self._ahead, early_AX = None, self._link.combine(ticket)
         self._link.take_given_up(self._beside)
-        sound_A = early_AX[:, 0].isfinite().tolist()
-        found = [place.get(row.tobytes(), _ELSEWHERE) for row in number_TN]
-        return early_AX, [at if at >= 0 and sound_A[at] else _ELSEWHERE for at in found]
+        return early_AX
 
     def _ask_ahead(self, plan: StepPlan) -> None:
-        """For as much of the prompts as this step has itself. Where experts are in this process nothing is gained."""
+        """For as much of the prompts as this step has itself; what follows in a shared one may be another node's. Where
+        experts are in this process nothing is gained."""
         if not self._link.present or self._table.heads > self._spec.top_k:
             return
         back, texts, ids = self._table.order - 1, list[_Text](), list[int]()
         for chunk in plan.chunks:
             tokens, first = chunk.sequence.tokens, chunk.start + chunk.count
             coming = tokens[first : first + chunk.count]
-            if chunk.kind is PROMPT and coming:
+            if chunk.kind is PROMPT and coming and chunk.sequence.shared is None:
                 texts.append((tokens[max(0, first - back) : first] + coming, len(coming)))
                 ids += coming
         if texts:

@@ -9,6 +9,7 @@ columns n D to (n + 1) D; what is in slices of other nodes is 0 there, and their
 Shapes: R rows, K choices, H numbers of a row, D numbers of a table's row.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -88,8 +89,8 @@ class TabledBank(Bank):
     def forward(
         self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
-        """As `ExpertBank.forward`. A row that names what is not in its slice, or cannot be read, gets NaN, which ends
-        its request and nobody else's."""
+        """As `ExpertBank.forward`. A row that names what is not in its slice, or what cannot be read, gets NaN, which
+        ends its request and nobody else's."""
         if layer != self._layer:
             self._bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH, add)
             return
@@ -118,14 +119,23 @@ class TabledBank(Bank):
             return made_RH, wrong_R
         number_I = number_RK[row_I, choice_I]
         head_I = torch.searchsorted(self._starts_N, number_I, right=True) - 1
-        try:
-            read_ID = self._rows.read(number_I.tolist(), head_I.tolist())
-        except CheckpointError as error:
-            log.warning("look-up table: %s", error.message)
-            return made_RH, named_RK.any(1)
+        read_ID = self._read(number_I.tolist(), head_I.tolist())
+        wrong_R[row_I[read_ID[:, 0].isnan()]] = True
         column_ID = head_I[:, None] * width + torch.arange(width)
         made_RH[row_I[:, None], column_ID] = read_ID
         return made_RH, wrong_R
+
+    def _read(self, numbers: list[int], heads: list[int]) -> Tensor:
+        """Float32, (I, D). Where one of them cannot be read, they are read one by one, and that one is NaN."""
+        try:
+            return self._rows.read(numbers, heads)
+        except CheckpointError as error:
+            log.warning("look-up table: %s", error.message)
+        found_ID = torch.full((len(numbers), self._rows.table.width), torch.nan)
+        for at, (number, head) in enumerate(zip(numbers, heads, strict=True)):
+            with contextlib.suppress(CheckpointError):  # said above
+                found_ID[at] = self._rows.read([number], [head])[0]
+        return found_ID
 
     def stats(self) -> ExpertMemoryStats:
         return self._bank.stats()
