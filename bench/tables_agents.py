@@ -17,11 +17,11 @@ def _hour() -> str:
     found = newest([{"behind": False, **row} for row in rows("agent_hour")], "scene", "seconds", *SAID)
     if not found:
         return ""
-    silent = {(row["scene"], row["seconds"]): row for row in found if not row["hints"]}
+    silent = {(row["scene"], row["seconds"], row["commit"]): row for row in found if not row["hints"]}
     lines = []
     for row in found:
         said = ", ".join(name for name in SAID if row.get(name)) or "none"
-        other = silent.get((row["scene"], row["seconds"]))
+        other = silent.get((row["scene"], row["seconds"], row["commit"]))
         ratio = f"{row['p90_s'] / other['p90_s']:.2f}" if other and row["hints"] else ""
         seconds = [f"{row[name]:.2f}" if name in row else "" for name in SECONDS]
         minutes = f"{row['seconds'] / 60:g}"

@@ -44,7 +44,7 @@ def processes(server):
 
 
 def test_no_stream_breaks_when_the_fork_server_is_lost_alone_and_with_others(up):
-    server = up(*FLAGS)
+    server = up(*FLAGS, cold=True)
     expected = Reader(server).begun().ended()
     cases = [
         ("fork server",),

@@ -5,6 +5,7 @@ forked (`process.py`) runs the program as it is, as a child with its own descrip
 the beginning itself (environment, memory, what is imported) start `python -m afserve`.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -51,7 +52,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends, and is not told yet
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -92,13 +94,35 @@ class Warm:
     def _order(
         self, words: Sequence[str], environment: Mapping[str, str], network: str, passed: list[int]
     ) -> Forked:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(self.address())
         order = json.dumps([list(words), dict(environment), str(ROOT), network]).encode()
         with open(os.devnull, "rb") as nothing:
-            socket.send_fds(connection, [order], [nothing.fileno(), *passed])
-        assert select.select([connection], [], [], SECONDS)[0], "the warm interpreter says nothing"
-        return Forked(json.loads(connection.recv(MOST)), connection)
+            descriptors = [nothing.fileno(), *passed]
+            try:
+                return self._forked(order, descriptors)
+            except OSError:
+                self._begin_anew_if_ended()
+                return self._forked(order, descriptors)
+
+    def _forked(self, order: bytes, passed: list[int]) -> Forked:
+        """Raises OSError where nobody takes the order."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(self.address())
+            socket.send_fds(connection, [order], passed)
+            assert select.select([connection], [], [], SECONDS)[0], "the warm interpreter says nothing"
+            if not (said := connection.recv(MOST)):
+                raise ConnectionResetError("the warm interpreter has ended, or could not fork")
+        except BaseException:
+            connection.close()
+            raise
+        return Forked(json.loads(said), connection)
+
+    def _begin_anew_if_ended(self) -> None:
+        """One that cannot fork at the moment has others to look after."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+                self.close()
 
     def said(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """The same to its end, with what it printed."""

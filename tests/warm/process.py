@@ -59,17 +59,24 @@ def serve(listener: socket.socket, over: int, address: str) -> None:
             said, passed, _, _ = socket.recv_fds(connection, MOST, _STANDARD + 1)
             if said:
                 pid = _obey(json.loads(said), connection, passed, address)
-                ends[pid] = connection
-                deserted.discard(pid)
+                if pid is not None:
+                    ends[pid] = connection
+                    deserted.discard(pid)
+                    continue
+            connection.close()  # whoever asked sees that nothing was said
 
 
 def _obey(
     order: tuple[list[str], dict[str, str], str, str], end: socket.socket, passed: list[int], address: str
-) -> int:
+) -> int | None:
+    """The process that was forked, None where there is room for none."""
     words, environment, folder, network = order
-    warm = os.getpid()
-    pid = os.fork()
-    if not pid:
+    warm, pid = os.getpid(), None
+    try:
+        pid = os.fork()
+    except OSError as error:
+        print(f"the warm interpreter cannot fork: {error}", file=sys.stderr)
+    if pid == 0:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -81,8 +88,9 @@ def _obey(
             _move_to(network)
         more = passed[_STANDARD:]
         live(lambda: _run(words, more, address, warm), environment, keep=more)
-    with contextlib.suppress(OSError):  # whoever asked has gone
-        end.send(json.dumps(pid).encode())
+    if pid is not None:
+        with contextlib.suppress(OSError):  # whoever asked has gone
+            end.send(json.dumps(pid).encode())
     for descriptor in passed:
         os.close(descriptor)
     return pid
@@ -96,10 +104,12 @@ def _move_to(network: str) -> None:
 
 def _tell(ends: dict[int, socket.socket]) -> None:
     for pid in list(ends):
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
             with ends.pop(pid) as end, contextlib.suppress(OSError):  # nobody waits for it any more
-                end.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+                end.send(json.dumps(code).encode())
+            os.waitpid(pid, 0)  # told first: until then its pid is nobody else's
 
 
 def _run(words: list[str], passed: list[int], address: str, parent: int) -> None:
@@ -192,7 +202,8 @@ def live(work: Callable[[], None], environment: Mapping[str, str], keep: Iterabl
 
 
 def _code_of(work: Callable[[], None]) -> int:
-    """As the interpreter ends: it waits for threads, then does what was left for the end."""
+    """As the interpreter ends, in what tests look at: it waits for threads, then does what was left for the end.
+    Modules are not taken down, and a SystemExit with words says none of them."""
     code = 0
     try:
         work()

@@ -41,3 +41,15 @@ def test_a_command_ends_as_one_of_its_own_does(monkeypatch: pytest.MonkeyPatch) 
             assert client.wait(60) == 0
     finally:
         warm.close()
+
+
+@pytest.mark.process
+def test_one_that_has_died_is_followed_by_another() -> None:
+    warm = Warm("json")
+    try:
+        assert warm.said("--help").returncode == 0
+        assert warm._process is not None
+        warm._process.kill()
+        assert warm.said("--help").returncode == 0
+    finally:
+        warm.close()
