@@ -88,7 +88,7 @@ def _error(family: PlanFamily, setting: Setting, times: StageTimes, core: float)
     parts = (
         (core, curves.pick("core", precision.kv, kind).spread),
         (times.attention - core, curves.pick("gemm", precision.attention).spread),
-        (times.experts, curves.pick("experts", precision.experts).spread),
+        (times.experts, curves.of_experts(family.experts.isa, precision.experts).spread),
         (layer.launch, layer.spread),
         (_step_seconds(setting) / setting.shape.layers, curves.pick("step", precision.attention).spread),
     )

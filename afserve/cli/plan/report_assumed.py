@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from afserve.placement.planner.cluster_file import on_cpu
+from afserve.placement.planner.perf.curve import CurveSet
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
 from afserve.placement.planner.question import USEFUL, Question
@@ -142,11 +143,17 @@ def host_notes(question: Question) -> list[str]:
     hosts = [pool.chip for pool in question.pools if on_cpu(pool.chip.name) and curves.checked]
     if not hosts:
         return []
-    sources = {chip.isa: curves.of_experts(chip.isa, precision).source for chip in hosts if chip.isa}
-    found = [f"experts with {isa} instructions: {source}" for isa, source in sorted(sources.items())]
+    isas = sorted({chip.isa for chip in hosts if chip.isa})
+    known = any(curves.knows(isa) for isa in isas)
     return [
-        *found,
-        f"{'the other ' if found else ''}curves of {curves.name} are of GPU kernels and say little about "
+        *(f"experts with {isa} instructions: {_isa_source(curves, isa, precision)}" for isa in isas),
+        f"{'the other ' if known else ''}curves of {curves.name} are of GPU kernels and say little about "
         f"{', '.join(chip.name for chip in hosts)}. Run `afserve bench calibrate --out mine.jsonl` there and plan with "
         "--engine mine.jsonl",
     ]
+
+
+def _isa_source(curves: CurveSet, isa: str, precision: str) -> str:
+    if curves.knows(isa):
+        return curves.of_experts(isa, precision).source
+    return f"no rows of {isa}, so GPU kernels' curves stand for them"

@@ -103,20 +103,27 @@ class CurveSet:
         return 1.0 if hardware.lower().startswith("cpu") else 2 * self.model_spread
 
     def of_experts(self, isa: str, precision: str) -> Curve:
-        """Of a CPU's instructions where they were measured or counted, else of GPU kernels, or of one's own machine."""
-        for known in (precision, *_FALLBACK.get(precision, ())):
-            found = self.curves.get(f"experts.{isa}.{known}")
-            if found is not None:
-                return found
-        return self.pick("experts", precision)
+        """Of a CPU's instructions where there are rows of them, else of GPU kernels, or of one's own machine."""
+        return self._known(f"experts.{isa}", precision) or self.pick("experts", precision)
+
+    def knows(self, isa: str) -> bool:
+        """Whether there are rows of experts with a CPU's instructions."""
+        return self._known(f"experts.{isa}", "bf16") is not None
 
     def pick(self, operation: str, precision: str, kind: str = "") -> Curve:
         names = [_KINDS.get(kind, kind)] if kind else []
-        for known in (precision, *_FALLBACK.get(precision, ())):
-            found = self.curves.get(".".join([operation, *names, known]))
-            if found is not None:
-                return found
-        return self.curves[operation]
+        return self._known(".".join([operation, *names]), precision) or self.curves[operation]
+
+    def _known(self, name: str, precision: str) -> Curve | None:
+        """At this precision or the nearest one that is there."""
+        tried = (precision, *_FALLBACK.get(precision, ()))
+        return next((self.curves[f"{name}.{one}"] for one in tried if f"{name}.{one}" in self.curves), None)
+
+
+def of_isa(name: str) -> bool:
+    """Whether a curve is that of a CPU's instructions, such as `experts.avx2.int4`."""
+    operation, *parts = name.split(".")
+    return operation == "experts" and len(parts) > 1
 
 
 def curves_from_table(source: str, table: Mapping[str, object]) -> CurveSet:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.perf.curve import Curve, CurveSet
+from afserve.placement.planner.perf.curve import Curve, CurveSet, of_isa
 from afserve.placement.planner.perf.engine_rows import Like, MeasuredRows, like_grid
 
 Array = NDArray[np.float64]
@@ -138,8 +138,11 @@ PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine")
 
 
 def scaled(curves: CurveSet, rates: Rates) -> CurveSet:
-    """The curves of decoding as an engine reaches them. Prompts keep the kernels' own."""
-    found = {name: _scaled(name, curve, rates) for name, curve in curves.curves.items()}
+    """The curves of decoding as an engine reaches them. Prompts keep the kernels' own, and so do experts on a CPU: no
+    engine's rows are about them."""
+    found = {
+        name: curve if of_isa(name) else _scaled(name, curve, rates) for name, curve in curves.curves.items()
+    }
     return CurveSet(curves.name, found, curves.model_spread, curves.checked, curves.most)
 
 

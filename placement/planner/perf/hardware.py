@@ -6,6 +6,7 @@ Built from a parsed `configs/hardware/*.toml`; which share of a peak a kernel re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from afserve.config import ISAS
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf.fields import TableFields
 
@@ -107,9 +108,18 @@ def hardware_from_table(source: str, table: Mapping[str, object]) -> Hardware:
         reduce_latency=node.number("reduce_latency_us", 0.0) * 1e-6,
         sources=_sources(fields),
         maker=fields.section("meta").text("maker", "nvidia"),
-        isa=fields.section("meta").text("isa", ""),
+        isa=_isa(source, fields.section("meta").text("isa", "")),
     )
     return _checked(source, found)
+
+
+def _isa(source: str, name: str) -> str:
+    if name and name not in ISAS:
+        raise ConfigError(
+            f"{source}: [meta] isa is {name!r}, which is no instruction set of experts; use one of "
+            f"{', '.join(ISAS)}, or leave it out"
+        )
+    return name
 
 
 def _sources(fields: TableFields) -> dict[str, str]:
