@@ -150,7 +150,7 @@ def test_by_the_rule_end_a_lost_controller_ends_the_run(up):
 @pytest.mark.parametrize("gateways", ["0", "1"])
 def test_nothing_is_left_of_stopped_processes_when_their_supervisor_is_killed(up, gateways):
     flags = () if gateways == "0" else ("--gateways", gateways)
-    server = up("--attention", "1", "--experts", "2", *flags)
+    server = up("--attention", "1", "--experts", "2", *flags, cold=True)
     for process in psutil.Process(server.process.pid).children(recursive=True):
         process.suspend()
     server.process.kill()
