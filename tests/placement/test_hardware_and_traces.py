@@ -67,6 +67,7 @@ def test_kernels_of_a_cpu_are_not_stretched_by_an_engine_of_gpus() -> None:
     reached = scaled(curves, Rates(experts=3.0))
     assert reached.of_experts("avx2", "int4") == curves.of_experts("avx2", "int4")
     assert reached.of_experts("", "fp8").scale == 3.0
+    assert curves.knows("avx2") and not curves.knows("sve")
 
 
 def test_an_instruction_set_that_is_none_is_refused() -> None:
