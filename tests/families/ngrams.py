@@ -20,7 +20,7 @@ register_checkpoint_conversion_mapping(
 )
 
 
-class LongcatFlashNgramConfig(LongcatFlashConfig):
+class LongcatFlashNgramConfig(LongcatFlashConfig):  # type: ignore[misc]  # untyped in transformers
     model_type = "longcat_flash_ngram"
 
 
@@ -55,7 +55,7 @@ class NgramEmbeddings(nn.Module):
         return whole / (1 + len(self.heads))
 
 
-class LongcatFlashNgramModel(LongcatFlashModel):
+class LongcatFlashNgramModel(LongcatFlashModel):  # type: ignore[misc]  # untyped in transformers
     config_class = LongcatFlashNgramConfig
 
     def __init__(self, config: Any) -> None:
@@ -68,7 +68,7 @@ class LongcatFlashNgramModel(LongcatFlashModel):
         return super().forward(**{**rest, "inputs_embeds": self.ngram_embeddings(input_ids, words)})
 
 
-class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):
+class LongcatFlashNgramForCausalLM(LongcatFlashForCausalLM):  # type: ignore[misc]  # untyped in transformers
     config_class = LongcatFlashNgramConfig
 
     def __init__(self, config: Any) -> None:

@@ -44,7 +44,8 @@ def serve(listener: socket.socket, over: int, address: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
         watched = {end: pid for pid, end in ends.items() if pid not in deserted}
-        ready = select.select([listener, woken, over, *watched], [], [])[0]
+        waited_for: list[Any] = [listener, woken, over, *watched]
+        ready = select.select(waited_for, [], [])[0]
         if over in ready:
             return
         if woken in ready:
@@ -58,10 +59,10 @@ def serve(listener: socket.socket, over: int, address: str) -> None:
             connection = listener.accept()[0]
             said, passed, _, _ = socket.recv_fds(connection, MOST, _STANDARD + 1)
             if said:
-                pid = _obey(json.loads(said), connection, passed, address)
-                if pid is not None:
-                    ends[pid] = connection
-                    deserted.discard(pid)
+                forked = _obey(json.loads(said), connection, passed, address)
+                if forked is not None:
+                    ends[forked] = connection
+                    deserted.discard(forked)
                     continue
             connection.close()  # whoever asked sees that nothing was said
 
@@ -129,8 +130,8 @@ def _command(words: list[str], address: str) -> None:
     from afserve.launch.processes import forker
     from afserve.server.text import text_pool
 
-    seen = {**vars(forker.subprocess), "Popen": ForkServer}
-    forker.subprocess = SimpleNamespace(**seen)  # type: ignore[attr-defined]
+    seen = {**vars(subprocess), "Popen": ForkServer}
+    vars(forker)["subprocess"] = SimpleNamespace(**seen)
     text_pool.module = lambda name: [*client_of(address), name]  # type: ignore[attr-defined]
     sys.argv = ["afserve", *words]
     main()
