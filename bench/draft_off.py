@@ -43,9 +43,8 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         _MICRO_BATCH,
-        """            follower = self._follower
-            if follower is not None and not follower.drafter.awake:
-                follower = None
+        """            follower = following(self._follower)
+            awake = follower is not None and follower.drafter.awake
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
 """,
@@ -60,7 +59,7 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
             if follower is not None:
                 since = self._meter.now()
                 yield from follower.follow(self.plan, step, x_RH, _drawn(self.plan, outcome.accepted))
-                passes = (self._meter.now() - since) / follower.passes
+                passes = (self._meter.now() - since) / follower.passes if awake else 0.0
             verified = self._book(self.plan, outcome)
             self.decode_only, self.ran = step.decodes == step.tokens, None
             if self._drafting is not None and not step.ahead:
