@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
@@ -15,6 +16,16 @@ MTP_TOKENS = 3
 
 MODEL_TOKENS = 8
 """Each is one more pass of a draft model."""
+
+
+class Guess(NamedTuple):
+    """The likeliest next token, -1 where there is none, and how likely it is right."""
+
+    token: int
+    chance: float
+
+
+NO_GUESS = Guess(-1, 0.0)
 
 
 class DraftMethod(StrEnum):

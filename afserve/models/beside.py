@@ -26,7 +26,7 @@ from afserve.spec_parts import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class TargetParts:
     """What a head takes from the model beside which it stands: its ops and numbers, the embedding and the LM head for a
     head without its own, whose scores nothing scales, and its last norm."""
 
@@ -42,7 +42,7 @@ class Beside:
 class HeadTensors:
     """A head's, read by name. Raises CheckpointError for one that is not as `spec` has it."""
 
-    def __init__(self, folder: str, spec: HeadSpec, beside: Beside) -> None:
+    def __init__(self, folder: str, spec: HeadSpec, beside: TargetParts) -> None:
         self._shapes = stored_shapes(Path(folder))
         check_tensors(folder, spec, self._shapes)
         self.folder, self.spec, self.beside = folder, spec, beside
@@ -124,7 +124,7 @@ class HeadLayer:
         return self._ops.rope(x, self._rope.cos_PD, self._rope.sin_PD, position_T, False)
 
 
-class Head:
+class DraftHead:
     """What all kinds of heads share; `keeps` is what its layers write to a cache."""
 
     def __init__(self, tensors: HeadTensors) -> None:

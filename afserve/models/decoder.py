@@ -18,7 +18,7 @@ from afserve.kernels.packed import PackedExperts
 from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
-from afserve.models.beside import Beside, Head
+from afserve.models.beside import DraftHead, TargetParts
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
 from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
@@ -157,7 +157,7 @@ class AttentionModel:
         made: dict[tuple[RopeSpec | None, int], Rotary] = {}  # layers that turn alike share their tables
         found: list[DecoderLayer] = []
         self.predictor: Predictor | None = None
-        self.head: Head | None = None
+        self.head: DraftHead | None = None
         self._positions = max_positions
         for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention
@@ -177,10 +177,10 @@ class AttentionModel:
             named, error = self._dense.name, self.rounding_error
             log.warning("dense weights are rounded to %s: relative error %.2g", named, error)
 
-    def beside(self) -> Beside:
+    def beside(self) -> TargetParts:
         """What a head takes of it."""
         own = self.ops, self.dtype, self._positions, self._dense
-        return Beside(*own, self._embedding(), self._head, self.normed)
+        return TargetParts(*own, self._embedding(), self._head, self.normed)
 
     @property
     def keeps(self) -> list[KeptShape]:

@@ -9,13 +9,13 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from torch import Tensor
 
 from afserve.clock import MonotonicClock
 from afserve.comm.m2n.bank import Bank, LocalBankLink, LocalTicket
 from afserve.config import EngineConfig
+from afserve.drafts import NO_GUESS, Guess
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
@@ -33,16 +33,6 @@ from afserve.models.decoder import AttentionModel
 
 PIECE = 512  # tokens of texts that are read behind one step at most
 _PARAMS = SamplingParams(max_tokens=1)
-
-
-class Guess(NamedTuple):
-    """The likeliest next token of a text, and how likely it is; -1 where there is none."""
-
-    token: int
-    chance: float
-
-
-NO_GUESS = Guess(-1, 0.0)
 
 
 @dataclass(slots=True)

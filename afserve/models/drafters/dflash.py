@@ -7,27 +7,20 @@ blocks, S those of them that guess, H hidden, D drafted tokens.
 
 from collections.abc import Sequence
 from itertools import islice, takewhile
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from afserve.drafts import Guess
 from afserve.families.drafters.dflash import DflashSpec
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.paged import PagedBatch, unmasked
-from afserve.models.beside import Head, HeadTensors
+from afserve.models.beside import DraftHead, HeadTensors
 
 SCORED = 64  # rows at a time: each has a score for every token
 
 
-class Guess(NamedTuple):
-    """A token of the target, -1 where there is none, and how likely it is right."""
-
-    token: int
-    chance: float
-
-
-class DflashHead(Head):
+class DflashHead(DraftHead):
     def __init__(self, tensors: HeadTensors, spec: DflashSpec) -> None:
         """Raises CheckpointError."""
         super().__init__(tensors)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from afserve.drafts import Guess
 from afserve.families.drafters.dspark import AFTER, BEFORE, SURE, DsparkSpec
 from afserve.models.beside import HeadTensors
-from afserve.models.drafters.dflash import SCORED, DflashHead, Guess
+from afserve.models.drafters.dflash import SCORED, DflashHead
 
 
 class DsparkHead(DflashHead):

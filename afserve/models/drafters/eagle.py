@@ -12,10 +12,10 @@ from torch import Tensor
 from afserve.families.drafters.eagle import EagleSpec
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.paged import PagedBatch
-from afserve.models.beside import Head, HeadTensors
+from afserve.models.beside import DraftHead, HeadTensors
 
 
-class EagleHead(Head):
+class EagleHead(DraftHead):
     def __init__(self, tensors: HeadTensors, spec: EagleSpec) -> None:
         """Raises CheckpointError."""
         super().__init__(tensors)
