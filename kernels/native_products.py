@@ -89,8 +89,8 @@ class NativeProducts(Reference):
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         kept = self._weight_code(shape.dtype, int8)
-        if kept is None or shape.gating.gelu:
-            return self._fall_back("expert_ffn", _why_not(shape)).empty_experts(shape, int8)
+        if kept is None:
+            return self._fall_back("expert_ffn", f"{shape.dtype} weights").empty_experts(shape, int8)
         sizes = shape.slots, shape.hidden, shape.inner
         handle = _native.Experts(*sizes, kept, shape.bias, gating_of(shape.gating), *places_of(shape))
         return PackedExperts(*sizes, None, None, handle, shape.dtype, int8, shape.gating, bias=shape.bias)
@@ -122,8 +122,9 @@ class NativeProducts(Reference):
         set_biases(experts.handle, slot, biases)
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
-        if shape.dtype not in CODES or shape.gating.gelu:
-            return self._fall_back("expert_ffn", _why_not(shape)).empty_experts_int4(shape, groups)
+        if shape.dtype not in CODES:
+            fallback = self._fall_back("expert_ffn", f"{shape.dtype} weights")
+            return fallback.empty_experts_int4(shape, groups)
         sizes = shape.slots, shape.hidden, shape.inner
         handle = _native.Experts(
             *sizes, _groups(groups), shape.bias, gating_of(shape.gating), *places_of(shape)
@@ -248,7 +249,7 @@ class NativeProducts(Reference):
     ) -> None:
         handle = experts.handle
         if not isinstance(handle, _native.Experts):
-            fallback = self._fall_back("expert_ffn", _why_not(experts))
+            fallback = self._fall_back("expert_ffn", f"{experts.dtype} weights")
             fallback.expert_ffn(x_RH, slot_RK, weight_RK, experts, out_RH, add)
             return
         if (
@@ -300,20 +301,15 @@ class NativeProducts(Reference):
         out_RH.copy_(out)
 
 
-def _why_not(experts: ExpertShape | PackedExperts) -> str:
-    """What keeps such experts from the library."""
-    return "GELU" if experts.gating.gelu else f"{experts.dtype} weights"
-
-
 def _groups(groups: Groups) -> _native.Groups:
     return _native.Groups(groups.size, groups.wide, groups.e2m1)
 
 
 def gating_of(gating: Gating) -> _native.Gating | None:
     """None for a plain SwiGLU."""
-    if gating.limit is None and not gating.squared:
+    if gating.limit is None and not (gating.squared or gating.gelu):
         return None
-    return _native.Gating(gating.limit or 0.0, gating.alpha, gating.bounded, gating.squared)
+    return _native.Gating(gating.limit or 0.0, gating.alpha, gating.bounded, gating.squared, gating.gelu)
 
 
 def places_of(shape: ExpertShape) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.grouped import Groups
-from afserve.kernels.pointwise import gelu_tanh
+from afserve.kernels.pointwise import gelu_tanh, sigmoid, silu
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Gating:
         if self.gelu:
             return gelu_tanh(gate).to(gate.dtype) * up
         if self.limit is None:
-            return F.silu(gate) * up
+            return silu(gate).to(gate.dtype) * up
         if self.bounded:
-            return F.silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
+            return silu(gate).to(gate.dtype).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return gate * (gate * self.alpha).sigmoid() * (up + 1)
+        return gate * sigmoid(gate * self.alpha).to(gate.dtype) * (up + 1)
 
 
 SWIGLU = Gating()

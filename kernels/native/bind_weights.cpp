@@ -95,8 +95,8 @@ void bind_weights(py::module_& m) {
         else
           l.run(engine, at<bf16>(x), token_stride, head_stride, tokens, at<bf16>(out), token, head);
       });
-  py::class_<Gating>(m, "Gating").def(py::init([](float limit, float alpha, bool bounded, bool squared) {
-    return Gating{true, limit, alpha, bounded, squared};
+  py::class_<Gating>(m, "Gating").def(py::init([](float limit, float alpha, bool bounded, bool squared, bool gelu) {
+    return Gating{true, limit, alpha, bounded, squared, gelu};
   }));
   py::class_<Experts, std::shared_ptr<Experts>>(m, "Experts")
       .def(py::init([](int slots, int hidden, int inner, int dtype, bool bias, const Gating* gating, int places) {

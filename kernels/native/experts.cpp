@@ -231,6 +231,8 @@ void Experts::compute(Engine& engine, const E* x, size_t stride, const int32_t* 
     E* to = middle + piece.first * inner + panel * width();
     if (gating_.squared)
       isa.of<E>().squared_relu(sum, piece.count, to, inner);
+    else if (gating_.gelu)
+      isa.of<E>().geglu(sum, piece.count, to, inner);
     else if (gating_.clamped)
       isa.of<E>().clamped_swiglu(sum, piece.count, gating_, to, inner);
     else

@@ -59,11 +59,11 @@ struct TilesSoftmax {
 
 // How an FFN joins gate and up: silu(gate) * up; if clamped, gate * sigmoid(alpha * gate) * (up + 1), where the gate is at
 // most `limit` and up is within it on both sides (gpt-oss), or, if bounded too, silu(gate) * up within the same limits. If
-// squared there is no gate: relu(up)^2.
+// squared there is no gate: relu(up)^2. GELU by tanh may stand in the place of an unclamped SiLU.
 struct Gating {
   bool clamped = false;
   float limit = 0, alpha = 1;
-  bool bounded = false, squared = false;
+  bool bounded = false, squared = false, gelu = false;
 };
 
 template <class E>
@@ -80,6 +80,7 @@ struct Loops {
   void (*store)(const float* sum, int rows, const float* bias, E* out, size_t stride, int columns);
   // Panel of gate tile, up tile, gate tile, up tile -> out[rows][32] = silu(gate) * up.
   void (*swiglu)(const float* sum, int rows, E* out, size_t stride);
+  void (*geglu)(const float* sum, int rows, E* out, size_t stride);  // the same with gelu(gate)
   void (*clamped_swiglu)(const float* sum, int rows, const Gating& gating, E* out, size_t stride);
   void (*squared_relu)(const float* sum, int rows, E* out, size_t stride);  // out[rows][64], of a panel without gates
   void (*gated)(const E* gate, const E* up, int size, E* out);  // silu(gate) * up

@@ -25,12 +25,15 @@ void store_sums(const float* sum, int rows, const float* bias, E* out, size_t st
 
 INLINE f32v silu(f32v x) { return x / (exp_lanes(-x) + 1.0f); }
 
-template <class E>
-void swiglu(const float* sum, int rows, E* out, size_t stride) {
+// By its approximation with tanh: x sigmoid(sqrt(8 / pi) (x + 0.044715 x^3)).
+INLINE f32v gelu(f32v x) { return x / (exp_lanes((x * x * x * 0.044715f + x) * -1.5957691216f) + 1.0f); }
+
+template <class E, f32v (*UNIT)(f32v)>
+void gated_panel(const float* sum, int rows, E* out, size_t stride) {
   for (int r = 0; r < rows; r++, sum += PANEL, out += stride) {
     for (int c = 0; c < 32; c += LANES) {
       const float* gate = sum + c / 16 * 32 + c % 16;
-      store(out + c, silu(load(gate)) * load(gate + 16));
+      store(out + c, UNIT(load(gate)) * load(gate + 16));
     }
   }
 }

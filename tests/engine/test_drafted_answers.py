@@ -241,17 +241,11 @@ def test_all_is_told_as_without_drafts(name, kind, place, drafter, checkpoint, w
     assert answered(checkpoint(name, kind), place, asked, drafter, wanted, **KINDS[kind]) == wanted
 
 
-IN_PYTORCH = ("gemma4", "gemma4-odd")
-"""Their experts, whose float32 sums end in other bits with other rows beside them: docs/drafts.md says so."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted({*TINY, *tiny.TINY} - {*FAMILIES}))
 def test_all_is_told_of_every_family(name, checkpoint, without):
     """40 requests of each, all drafters, kinds of numbers and places."""
     for at, (kind, place) in enumerate(product(KINDS, PLACES)):
-        if name in IN_PYTORCH and kind == "float32":
-            continue
         asked, wanted = without(name, kind, place, at, 40)
         for drafter in DRAFTERS:
             found = answered(checkpoint(name, kind), place, asked, drafter, wanted, **KINDS[kind])

@@ -16,7 +16,6 @@ BLOCKS = {("gqa_half", "attention to chosen blocks")}
 GATE = {("gqa_half", "a gate for the output")}
 BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
 GEMMA = {
-    ("expert_ffn", "GELU"),
     ("gqa_half", "a norm of what attention adds, norms of values, a norm for the router, a scale for each expert"),
 }  # fmt: skip
 LARGE4 = {("mla_half", "queries scaled by the logarithm of their position")}

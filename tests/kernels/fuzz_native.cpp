@@ -190,7 +190,7 @@ void set_biases(Experts& bank, int slot, int hidden, int inner) {  // also of a 
 template <class E>
 std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, int inner) {
   bool biased = random_bits() % 2;
-  Gating gating{random_bits() % 2 == 0, 0.5f, 1.7f, false, random_bits() % 4 == 0};
+  Gating gating{random_bits() % 2 == 0, 0.5f, 1.7f, false, random_bits() % 4 == 0, random_bits() % 4 == 0};
   int joined = gating.squared ? inner : 2 * inner;
   if (random_bits() % 3 == 0) {
     Groups groups = some_groups();

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import Gating
 from afserve.kernels.reference import Reference
 from tests.kernels.conftest import native
 from tests.kernels.steps import Seen, every_op, host_batch, inherited
@@ -57,19 +55,3 @@ def test_every_op_in_float16_is_told(falling: Ops) -> None:
         "rms_norm", "add_sums", "add_rms_norm", "linear", "linear_heads", "mlp", "rope", "write_kv", "write_latent",
         "attend_gqa", "attend_mla", "choose_rows", "gqa_half", "mla_half", "route", "expert_ffn",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("kept", [{}, {"int8": True}, {"int4": Groups(32)}], ids=["float32", "int8", "int4"])
-def test_experts_with_gelu_are_those_of_the_reference(kept, truth: Ops) -> None:
-    """However their weights are kept, on a processor; known when slots are made."""
-    generator, falling = torch.Generator().manual_seed(1), native("", 1)
-    drawn = [torch.randn(3, *size, generator=generator) * 0.2 for size in ((64, 64), (64, 32))]
-    x, slot = torch.randn(9, 64, generator=generator), torch.randint(0, 3, (9, 2), generator=generator).int()
-    weight, sums = torch.rand(9, 2, generator=generator), []
-    for ops in (falling, truth):
-        experts = ops.empty_experts(3, 64, 32, torch.float32, gating=Gating(gelu=True), **kept)
-        for number, (gate_up, down) in enumerate(zip(*drawn, strict=True)):
-            ops.set_expert(experts, number, gate_up, down)
-        sums.append(torch.empty(9, 64))
-        ops.expert_ffn(x, slot, weight, experts, sums[-1], add=False)
-    assert torch.equal(*sums) and falling.fallbacks() == (Fallback("expert_ffn", "GELU"),)

@@ -18,6 +18,7 @@ ROWS = [0, 1, 2, 5, 16, 17, 31, 33, 70]
 CLAMPED = Gating(1.0, 1.702)
 BOUNDED = Gating(0.3, bounded=True)
 SQUARED = Gating(squared=True)
+GELU = Gating(gelu=True)
 
 
 def weights(experts: int, hidden: int, inner: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -82,7 +83,8 @@ def test_expert_ffn_is_close_to_float64(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kept", ["whole", "int8", "int4"])
 @pytest.mark.parametrize(
-    ("bias", "gating"), [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED), (False, BOUNDED), (True, SQUARED)]
+    ("bias", "gating"),
+    [(True, SWIGLU), (False, CLAMPED), (True, CLAMPED), (False, BOUNDED), (True, SQUARED), (False, GELU)],
 )
 def test_biases_and_a_clamped_swiglu(
     ops: Ops, shape: tuple[int, int, int], dtype: torch.dtype, kept: str, bias: bool, gating: Gating
@@ -116,7 +118,7 @@ def test_biases_and_a_clamped_swiglu(
         torch.testing.assert_close(out.double(), wanted, atol=3 * tolerance(dtype), rtol=2e-2)
 
 
-@pytest.mark.parametrize("gating", [CLAMPED, SQUARED])
+@pytest.mark.parametrize("gating", [CLAMPED, SQUARED, GELU])
 def test_a_row_that_is_no_number_stays_none_whatever_joins(ops: Ops, gating: Gating) -> None:
     up, down = weights(2, 64, 32, torch.float32)
     up = up[:, : 32 * gating.projections]
@@ -157,12 +159,13 @@ def test_int8_experts_compute_with_the_rounded_weights(ops: Ops, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("gating", [SWIGLU, GELU])
 def test_a_row_does_not_depend_on_the_others_or_on_threads(
-    pair: tuple[Ops, Ops], dtype: torch.dtype, int8: bool
+    pair: tuple[Ops, Ops], dtype: torch.dtype, int8: bool, gating: Gating
 ) -> None:
     ops, threaded = pair
     up, down = weights(4, 96, 64, dtype)
-    alone, shared = pack_experts(ops, up, down, int8), pack_experts(threaded, up, down, int8)
+    alone, shared = (pack_experts(held, up, down, int8, gating) for held in pair)
     x = torch.randn(150, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
     slot, weight = routing(150, 4, "spread")
     whole = torch.empty(150, 96)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.kernels.packed import Gating
 from afserve.kernels.pointwise import capped, gelu_tanh, sigmoid, silu, softplus
 
 BOTH = {
@@ -33,6 +34,16 @@ def test_a_row_has_the_same_bits_in_any_cutting(name, tokens, width, kept, at, s
     x_TW = drawn[:, :width] * 8
     cut = torch.cat([ours(rows) for rows in x_TW.split(at)])
     assert torch.equal(cut, ours(x_TW))
+
+
+@pytest.mark.parametrize(
+    "gating", [Gating(), Gating(gelu=True), Gating(1.0, 1.7), Gating(0.5, bounded=True), Gating(squared=True)]
+)
+@given(tokens=st.integers(1, 70), inner=st.integers(1, 40), at=st.integers(1, 70), seed=st.integers(0, 99))
+def test_rows_are_joined_to_the_same_bits_in_any_cutting(gating, tokens, inner, at, seed):
+    drawn = torch.randn(tokens, gating.projections * inner, generator=torch.Generator().manual_seed(seed))
+    cut = torch.cat([gating.join(rows) for rows in drawn.split(at)])
+    assert torch.equal(cut, gating.join(drawn))
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -18,7 +18,7 @@ from afserve.kernels.grouped import Groups, int8_rounded, quantised_groups
 from afserve.kernels.native import SELECTIONS
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.ops import Ops, open_ops
-from afserve.kernels.packed import SWIGLU
+from afserve.kernels.packed import SWIGLU, Gating
 from tests.kernels import test_delta, test_ggml, test_int4, test_native_fp8
 from tests.kernels import test_native_attention as attention
 from tests.kernels import test_native_experts as experts
@@ -157,12 +157,21 @@ def heads() -> Iterator[Case]:
             )
 
 
+BANKS = (
+    ((5, 100, 40), SWIGLU),
+    ((5, 100, 40), experts.GELU),
+    ((3, 33, 17), experts.CLAMPED),
+    ((2, 288, 160), SWIGLU),
+)
+
+
 def bank(
-    shape: tuple[int, int, int], dtype: torch.dtype, kept: Groups | int | None, plain: bool, count: int
+    shape: tuple[int, int, int], dtype: torch.dtype, kept: Groups | int | None, gating: Gating, count: int
 ) -> Case:
-    """Experts, biased and clamped unless `plain`."""
+    """Experts, which have biases where they are clamped."""
     up, down = experts.weights(*shape, dtype)
-    biases = None if plain else tuple(noise(*m.shape[:2], seed=8) for m in (up, down))
+    clamped = gating.limit is not None
+    biases = tuple(noise(*m.shape[:2], seed=8) for m in (up, down)) if clamped else None
     x, beside = noise(count, shape[1], dtype=dtype, seed=count), {}
     slot, weight = experts.routing(count, shape[0], "skipped")
     held_up, held_down = up.float(), down.float()
@@ -171,8 +180,9 @@ def bank(
         beside = {"up_scale": up_scale, "down_scale": down_scale, **grouping(kept)}
     elif kept:
         held_up, held_down, beside = int8_rounded(up), int8_rounded(down), {"kept": kept}
-    gating = SWIGLU if plain else experts.CLAMPED
-    if not plain:
+    if gating.gelu:
+        beside["gelu"] = 1
+    if biases is not None:
         beside |= {"up_bias": biases[0], "down_bias": biases[1], "limit": gating.limit, "alpha": gating.alpha}
     want = experts.exact(x, slot, weight, held_up, held_down, biases, gating)
     bounds = (3 * experts.tolerance(dtype if not kept else BF16), 2e-2)
@@ -182,8 +192,8 @@ def bank(
 def expert_ffn() -> Iterator[Case]:
     for dtype in (F32, BF16):
         for kept in (None, INT8, Groups(32), Groups(128), Groups(32, e2m1=True)):
-            for shape, plain in (((5, 100, 40), True), ((3, 33, 17), False), ((2, 288, 160), True)):
-                yield from (bank(shape, dtype, kept, plain, count) for count in (1, 33))
+            for shape, gating in BANKS:
+                yield from (bank(shape, dtype, kept, gating, count) for count in (1, 33))
     for hidden, inner in test_native_fp8.SHAPES:
         yield from (
             of_blocks(hidden, inner, codes, count) for codes in test_native_fp8.CODES for count in (1, 5, 40)

@@ -110,6 +110,7 @@ void experts(const Case& c, Engine& engine) {
   int slots = down.size(0), hidden = down.size(1), inner = down.size(2), rows = x.size(0);
   Gating gating;
   if (c.has("limit")) gating = {true, c.real("limit"), c.real("alpha")};
+  gating.gelu = c.has("gelu");
   Experts bank(slots, hidden, inner, kept_as(c), c.has("group") ? groups_of(c) : Groups{}, c.has("up_bias"), gating);
   for (int s = 0; s < slots; s++) {
     if (c.has("group"))
