@@ -12,18 +12,23 @@ from afserve.control.pilot.predict import Forecast, Windows
 from afserve.control.pilot.sizes import Demand
 
 _LONGER = 2.0  # times the mean lengths at most: who runs may also wait, or have come at a higher rate before
+_FEW, _MANY = (
+    50.0,
+    2000.0,
+)  # requests, over which lengths are averaged: those of a trend's time, within these bounds
 
 
 class ComingDemand:
     def __init__(self, windows: Windows) -> None:
         self.rate, self.lengths = Forecast(windows), MeanLengths()
-        self._read, self._made = Forecast(windows, jumps=False), Forecast(windows, jumps=False)  # tokens
+        self._read, self._made = (Forecast(windows, self.rate.jumps) for _ in range(2))  # tokens
         self._tpot = 0.0  # the last one that was seen
 
     def note_window(self, at: float, window: SeenWindow, running: float) -> None:
         """What happened up to a moment, while so many requests decoded on average."""
         load = window.load
         self.rate.note_arrivals(at, window.seconds, load.came)
+        self.lengths.memory = min(max(self.rate.noted, _FEW), _MANY)
         self.lengths.note_window(window)
         self._read.note_arrivals(at, window.seconds, max(load.prompt_tokens - load.found_tokens, 0.0))
         self._tpot = window.tpot or self._tpot

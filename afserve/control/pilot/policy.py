@@ -26,7 +26,7 @@ _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
 _KEEPS = 1.08  # times the nodes that are needed: so many a change for more may leave
 _LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
-_AFTER_JUMP = 1 / 6  # of `hold`, after which a pool that has grown for a jump may shrink
+_FURTHER = 1.15  # times what a jump has come to: it may go on
 _FULL = 0.95  # of all nodes that there may be
 _MINUTE = 60.0
 _KEPT = 20  # advices and outcomes that are remembered
@@ -104,14 +104,16 @@ class Policy:
             return None
         wanted, room = self._corrected(), self.judge.headroom.factor
         soon = self._coming.within(self.rules.again + self._change_seconds, _LIKELY)
-        self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
-        while self._plans[0][0] < seen.at - self._hold:
+        if not self._coming.rate.jumped:  # what a jump needs is not needed behind it
+            self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
+        while self._plans and self._plans[0][0] < seen.at - self._hold:
             self._plans.popleft()
         calm = seen.at - self._changed >= self.rules.hold / 2
         least = soon.times(1 + _LEFT * (room - 1) * calm)
         if not self._planner.expect(seen.sizes, least, wanted).meets(wanted):
             most = self._coming.within(self.rules.hold, self.rules.deviations)
-            return self._more(seen, least, most.times(room), wanted)
+            further = _FURTHER if self._coming.rate.jumped else 1.0
+            return self._more(seen, least, most.times(room * further), wanted)
         return self._fewer(seen, self._coming.within(self.rules.hold, _LIKELY).times(room), wanted)
 
     def _note(self, seen: Observed) -> None:
@@ -220,9 +222,9 @@ class Policy:
 
     def _fewer(self, seen: Observed, later: Demand, wanted: TargetTimes) -> Advice | None:
         waited = seen.at - self._changed
-        if waited < self._hold or seen.at - self._plans[0][0] < 0.9 * self._hold:
+        if self._coming.rate.jumped or not self._plans:
             return None
-        if self._for_jump and self._still_falls(seen.at):
+        if waited < self._hold or seen.at - self._plans[0][0] < 0.9 * self._hold:
             return None
         new = self._planner.smallest(later, wanted)
         if new is None or any(one.total > new.total for _, one in self._plans):
@@ -237,16 +239,12 @@ class Policy:
             return None
         return self._advise(seen, new, f"{saved} fewer are enough for {later.rate:.3g} requests/s")
 
-    def _still_falls(self, now: float) -> bool:
-        """Whether what would have been enough lately is much less than what was before: one change is to be enough."""
-        newest = [one.total for at, one in self._plans if at >= now - self._hold / 2]
-        most = max(one.total for _, one in self._plans)
-        return not newest or most > (1 + self.rules.gain) * max(newest)
-
     @property
     def _hold(self) -> float:
-        """Seconds in which fewer must have been enough."""
-        return self.rules.hold * (_AFTER_JUMP if self._for_jump else 1.0)
+        """Seconds in which fewer must have been enough; behind a jump as long as it costs to start nodes anew."""
+        if not self._for_jump:
+            return self.rules.hold
+        return min(max(self.rules.again, self.rules.cost + 2 * self._change_seconds), self.rules.hold)
 
     def _said(self, seen: Observed, new: PoolSizes) -> bool:
         """Whether the same was said and nobody did it: it is said again after a while only."""

@@ -71,6 +71,19 @@ def test_tokens_fall_as_requests_do():
     assert likely.answer == pytest.approx(100, rel=0.02)
 
 
+def test_another_kind_of_requests_is_seen_where_few_come():
+    """Looks of a second and trends of ten, as with `--pilot-hold 6`: from six answers of 85 tokens a second to sixteen
+    of eight, which no mean over 2,000 requests would follow."""
+    coming, at = ComingDemand(Windows(2, 10)), 0.0
+    for look in range(120):
+        at += 1
+        few = look >= 90
+        came, answer = (16, 8) if few else (6, 85)
+        coming.note_window(at, seen(1, [1000.0] * came, came * answer * 0.02, answer), came * answer * 0.02)
+    likely = coming.within(60, 1)
+    assert likely.rate * likely.answer < 2 * 16 * 8
+
+
 def test_while_no_answer_ends_tokens_are_made_at_the_last_pace():
     coming, at = ComingDemand(Windows()), 0.0
     for look in range(132):

@@ -42,6 +42,40 @@ def test_a_jump_is_seen_before_the_short_window_is_over_and_chance_is_none():
     assert few.present_rate == pytest.approx(0.8), "six more requests in twenty seconds are chance"
 
 
+def burst(*spans):
+    """Seven requests a second, and twice as many within each span."""
+    return lambda at: 14.0 if any(begin < at <= end for begin, end in spans) else 7.0
+
+
+def test_a_burst_leaves_nothing_behind():
+    forecast = told(burst((1000, 1400)), 1390)
+    assert forecast.jumped and forecast.present_rate == pytest.approx(14.0)
+    assert forecast.trend()[0] == pytest.approx(7.0)
+    told(burst((1000, 1400)), 40, start=1390, forecast=forecast)
+    assert not forecast.jumped
+    assert forecast.present_rate == pytest.approx(7.0) and forecast.soon(600, 2) == pytest.approx(7.0)
+
+
+def test_a_burst_is_taken_to_go_as_far_as_those_before_until_it_is_seen():
+    first = told(burst((1000, 1300)), 1010)
+    assert first.present_rate == pytest.approx(14.0)
+    rising = lambda at: 7.0 if at <= 2500 else 11.0 if at <= 2520 else 14.0  # noqa: E731
+    assert told(rising, 2520).present_rate == pytest.approx(11.0)
+    again = told(lambda at: burst((1000, 1300))(at) if at <= 2000 else rising(at), 2520)
+    assert again.jumped and again.present_rate == pytest.approx(14.0, rel=0.05)
+    fades = told(lambda at: burst((1000, 1300))(at) if at <= 2000 else 11.0 if at > 2500 else 7.0, 2600)
+    assert fades.jumped and fades.present_rate == pytest.approx(11.0), "what is seen counts"
+
+
+def test_what_lasts_is_the_level():
+    forecast = told(lambda at: 7.0 if at <= 1000 else 14.0, 1590)
+    assert forecast.jumped and forecast.trend()[0] == pytest.approx(7.0)
+    told(lambda at: 14.0, 60, start=1590, forecast=forecast)
+    assert not forecast.jumped and forecast.trend()[0] == pytest.approx(14.0)
+    told(lambda at: 14.0, 3600, start=1650, forecast=forecast)
+    assert forecast.soon(600, 2) == pytest.approx(14.0)
+
+
 def test_headroom_follows_the_share_of_late_requests():
     calm, late = Headroom(), Headroom()
     for _ in range(600):
