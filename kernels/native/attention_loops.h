@@ -137,6 +137,25 @@ void widen_row(const void* codes, int count, Bits bits, float scale, E* out) {
     widen_some<Bits::fp8>(code, count, scale, out);
 }
 
+void take_scales(const void* scales, size_t stride, int first, int end, float* keys, float* values) {
+  const char* at = static_cast<const char*>(scales);
+#if defined(__x86_64__) && VECTOR_BYTES == 64
+  const __m256i step = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(int(stride)));
+  const __m512i one = _mm512_i32gather_epi64(step, at, 1), two = _mm512_i32gather_epi64(step, at + 8 * stride, 1);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  first = first < 0 ? 0 : first > 16 ? 16 : first, end = end < 0 ? 0 : end > 16 ? 16 : end;
+  const __mmask16 seen = __mmask16(((1u << end) - 1) & ~((1u << first) - 1));
+  _mm512_storeu_si512(keys, _mm512_maskz_permutex2var_epi32(seen, one, even, two));
+  _mm512_storeu_si512(values, _mm512_maskz_permutex2var_epi32(seen, one, _mm512_add_epi32(even, _mm512_set1_epi32(1)), two));
+#else
+  for (int i = 0; i < TILE_TOKENS; i++, at += stride) {
+    memcpy(keys + i, at, sizeof(float));
+    memcpy(values + i, at + sizeof(float), sizeof(float));
+    if (i < first || i >= end) keys[i] = values[i] = 0.0f;
+  }
+#endif
+}
+
 template <class E>
 void scale_each(E* x, const float* scale, int count) {
   for (int i = 0; i < count; i += LANES) store(x + i, load(x + i) * load(scale + i));

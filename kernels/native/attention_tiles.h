@@ -84,9 +84,9 @@ class TilesWorker {
     return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise, wide};
   }
 
-  // Whether codes of 8 bits are multiplied where they lie, and no tiles are made of them.
+  // Whether codes are multiplied where they lie, and no tiles are made of them.
   static bool takes_codes(const Isa& isa, const Attention<E>& a) {
-    return sizeof(E) == sizeof(bf16) && a.keys.bits == Bits::int8 && isa.score_codes;
+    return sizeof(E) == sizeof(bf16) && a.keys.bits == Bits::int8 && isa.score_codes && a.keys.size % isa.code_block == 0 && a.values.size % isa.code_block == 0;
   }
 
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
@@ -263,14 +263,10 @@ class TilesWorker {
   // 0 for what no row sees.
   void take_scales(const Task& task, int group) {
     float *keys = scales_of(group), *values = keys + window_;
-    for (int t = 0; t < tiles_; t++) {
-      const char* row = reinterpret_cast<const char*>(a_.keys.past(key_[t], group * a_.keys.group_stride)) + a_.keys.size;
-      int position = start_ + t * TILE_TOKENS, first = lowest_ - position, end = task.last - position;
-      for (int i = 0; i < TILE_TOKENS; i++, keys++, values++, row += a_.keys.token_stride) {
-        memcpy(keys, row, sizeof(float));
-        memcpy(values, row + sizeof(float), sizeof(float));
-        if (i < first || i >= end) *keys = *values = 0.0f;
-      }
+    for (int t = 0; t < tiles_; t++, keys += TILE_TOKENS, values += TILE_TOKENS) {
+      const char* row = reinterpret_cast<const char*>(a_.keys.past(key_[t], group * a_.keys.group_stride));
+      int position = start_ + t * TILE_TOKENS;
+      loops_.take_scales(row + a_.keys.size, a_.keys.token_stride, lowest_ - position, task.last - position, keys, values);
     }
   }
 
@@ -299,12 +295,13 @@ class TilesWorker {
     scale_scores(s, scales_of(group));
   }
 
-  void score_codes(const Space& s, const float* scale) const {
-    for (int t = 0; t < tiles_; t++)
-      isa_.score_codes(code_queries(s), reinterpret_cast<const uint8_t*>(tile_[t]), a_.keys.token_stride, a_.keys.size,
-                       scale + t * TILE_TOKENS, s.scores + t / 4 * size_t(padded_) * PANEL + t % 4 * TILE_TOKENS,
-                       std::min(window_, PANEL));
+  void score_codes(const Space& s, const float* scale) {
+    isa_.score_codes(code_queries(s), codes(0), tiles_, a_.keys.token_stride, a_.keys.size, scale, s.scores, std::min(window_, PANEL),
+                     size_t(padded_) * PANEL);
   }
+
+  // The rows of tiles `first` and so on.
+  const uint8_t* const* codes(int first) const { return reinterpret_cast<const uint8_t* const*>(tile_ + first); }
 
   // Scores become weights; but from the first row on whose top would rise later in the window, only the first ones.
   void weigh(TilesSoftmax<E>& softmax) {
@@ -349,9 +346,8 @@ class TilesWorker {
 
   void add_codes(const Space& s, const float* scale, int first, int tiles) const {
     if constexpr (sizeof(E) == sizeof(bf16))
-      for (int t = first; t < first + tiles; t++)
-        isa_.add_codes(s.weights + t * TILE_TOKENS, s.window, rows_, reinterpret_cast<const uint8_t*>(tile_[t]),
-                       a_.values.token_stride, a_.values.size, scale + t * TILE_TOKENS, s.sums, size_t(padded_) * PANEL);
+      isa_.add_codes(s.weights + first * TILE_TOKENS, s.window, rows_, codes(first), tiles, a_.values.token_stride, a_.values.size,
+                     scale + first * TILE_TOKENS, s.sums, size_t(padded_) * PANEL);
   }
 
   // Panels take two tiles at a time. What an earlier window left beside the last one's weights may be no number.

@@ -17,9 +17,6 @@
 
 namespace {
 
-constexpr float MOST_WHOLE = 32767.0f;
-constexpr float MOST_SUM = 2147483647.0f / 127.0f;  // of the whole numbers that codes are multiplied by
-
 // Calls work(first row, rows) for all rows, at most MOST at a time.
 template <int MOST, class Work>
 INLINE void in_groups(int rows, const Work& work) {
@@ -83,29 +80,7 @@ void value_rows(const int16_t* whole, const float* worth, const uint8_t* code, s
 }
 constexpr decltype(&value_rows<1>) value_some[] = {nullptr, value_rows<1>, value_rows<2>, value_rows<3>, value_rows<4>};
 
-}  // namespace
-
-void to_codes_vnni(const bf16* q, int size, int row, const CodeQueries& to) {
-  float most = 0;
-  bool finite = true;
-  for (int i = 0; i < size; i++) {
-    float a = fabsf(to_float(q[i]));
-    finite &= a <= 3.402823466e38f;
-    most = std::max(most, a);
-  }
-  float largest = std::min(MOST_WHOLE, floorf(MOST_SUM / size));
-  float factor = finite && most > 0 ? largest / most : 0.0f;
-  to.scale[row] = finite ? most / largest : NAN;
-  auto whole = [&](int i) { return uint32_t(uint16_t(int16_t(finite ? lrintf(to_float(q[i]) * factor) : 0))); };
-  for (int i = 0; i < size; i += 4) {
-    int32_t* word = to.word + i / 2 * to.rows + row;
-    word[0] = int32_t(whole(i) | whole(i + 2) << 16);
-    word[to.rows] = int32_t(whole(i + 1) | whole(i + 3) << 16);
-  }
-}
-
-void score_codes_vnni(const CodeQueries& q, const uint8_t* code, size_t stride, int size, const float* scale, float* score,
-                      size_t row) {
+void score_tile(const CodeQueries& q, const uint8_t* code, size_t stride, int size, const float* scale, float* score, size_t row) {
   const __m512 keys = _mm512_loadu_ps(scale);
   in_groups<8>(q.rows, [&](int r, int n) {
     __m512i total[8] = {};
@@ -123,8 +98,8 @@ void score_codes_vnni(const CodeQueries& q, const uint8_t* code, size_t stride, 
   });
 }
 
-void add_codes_vnni(const bf16* weights, size_t stride, int rows, const uint8_t* code, size_t code_stride, int size,
-                    const float* scale, float* sum, size_t panel_step) {
+void add_tile(const bf16* weights, size_t stride, int rows, const uint8_t* code, size_t code_stride, int size, const float* scale,
+              float* sum, size_t panel_step) {
   in_groups<4>(rows, [&](int r, int n) {
     int16_t whole[4 * TILE_TOKENS];
     float worth[4];
@@ -135,6 +110,30 @@ void add_codes_vnni(const bf16* weights, size_t stride, int rows, const uint8_t*
       value_some[n](whole, worth, code + first, code_stride, there, sum + p * panel_step + size_t(r) * PANEL);
     }
   });
+}
+
+}  // namespace
+
+void to_codes_vnni(const bf16* q, int size, int row, const CodeQueries& to) {
+  const float factor = whole_factor(q, size, to.scale + row);
+  auto whole = [&](int i) { return uint32_t(uint16_t(int16_t(factor ? lrintf(to_float(q[i]) * factor) : 0))); };
+  for (int i = 0; i < size; i += 4) {
+    int32_t* word = to.word + i / 2 * to.rows + row;
+    word[0] = int32_t(whole(i) | whole(i + 2) << 16);
+    word[to.rows] = int32_t(whole(i + 1) | whole(i + 3) << 16);
+  }
+}
+
+void score_codes_vnni(const CodeQueries& q, const uint8_t* const* code, int tiles, size_t stride, int size, const float* scale,
+                      float* score, size_t row, size_t step) {
+  for (int t = 0; t < tiles; t++)
+    score_tile(q, code[t], stride, size, scale + t * TILE_TOKENS, score + t / 4 * step + t % 4 * TILE_TOKENS, row);
+}
+
+void add_codes_vnni(bf16* weights, size_t stride, int rows, const uint8_t* const* code, int tiles, size_t code_stride, int size,
+                    const float* scale, float* sum, size_t panel_step) {
+  for (int t = 0; t < tiles; t++)
+    add_tile(weights + t * TILE_TOKENS, stride, rows, code[t], code_stride, size, scale + t * TILE_TOKENS, sum, panel_step);
 }
 #ifdef __clang__
 #pragma clang attribute pop

@@ -108,7 +108,7 @@ void gemm_tiles(const bf16* a, size_t stride, int rows, const bf16* panel, int b
 // Scores of up to 16 query rows without packing the keys: 16 key rows are one tile as they lie in the cache. The
 // products and their order are those of gemm_tiles with the operands exchanged, so the bits are the same.
 // What comes out has a row per key; four queries at a time become rows.
-void turn_scores(const float* by_key, int rows, float* scores) {
+void turn_scores(const float* by_key, int rows, float* scores, size_t row) {
   for (int q = 0; q < rows; q += 4) {
     __m512 line[4];  // line j, lane l: queries q .. q + 3 of key 4 l + j
     for (int j = 0; j < 4; j++) {
@@ -122,11 +122,11 @@ void turn_scores(const float* by_key, int rows, float* scores) {
     __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(line[2], line[3]));
     __m512d c = _mm512_castps_pd(_mm512_unpackhi_ps(line[0], line[1]));
     __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(line[2], line[3]));
-    float* to = scores + q * PANEL;
+    float* to = scores + q * row;
     _mm512_storeu_pd(to, _mm512_unpacklo_pd(a, b));
-    _mm512_storeu_pd(to + PANEL, _mm512_unpackhi_pd(a, b));
-    _mm512_storeu_pd(to + 2 * PANEL, _mm512_unpacklo_pd(c, d));
-    _mm512_storeu_pd(to + 3 * PANEL, _mm512_unpackhi_pd(c, d));
+    _mm512_storeu_pd(to + row, _mm512_unpackhi_pd(a, b));
+    _mm512_storeu_pd(to + 2 * row, _mm512_unpacklo_pd(c, d));
+    _mm512_storeu_pd(to + 3 * row, _mm512_unpackhi_pd(c, d));
   }
 }
 
@@ -151,7 +151,7 @@ void score_tiles(const bf16* queries, const bf16* const* keys, size_t stride, in
   _tile_stored(1, by_key[1], 64);
   _tile_stored(2, by_key[2], 64);
   _tile_stored(3, by_key[3], 64);
-  for (int t = 0; t < 4; t++) turn_scores(by_key[t], rows, scores + t * 16);
+  for (int t = 0; t < 4; t++) turn_scores(by_key[t], rows, scores + t * 16, PANEL);
 }
 
 }  // namespace

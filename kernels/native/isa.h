@@ -115,6 +115,8 @@ struct Loops {
   void (*pack_values)(const E* const* rows, int first, int columns, E* panel);
   // Codes of 8 bits (eight.h), times a scale, as `count` numbers.
   void (*widen_row)(const void* codes, int count, Bits bits, float scale, E* out);
+  // The scales of sixteen keys and of their values, which lie behind rows so far apart; 0 but for rows first .. end - 1.
+  void (*take_scales)(const void* scales, size_t stride, int first, int end, float* keys, float* values);
   void (*scale_each)(E* x, const float* scale, int count);  // x[i] *= scale[i]; counts are multiples of 16
   // Sixteen rows of `size` codes, `stride` bytes apart, as a tile of keys or values (tiles.h) of the codes' own numbers.
   void (*widen_keys)(const void* rows, size_t stride, int size, Bits bits, E* tile);
@@ -182,16 +184,18 @@ struct Isa {
   // The same two for ggml's types: behind a row's numbers are the sums of each GGML_SUMS of them.
   void (*to_ggml)(const bf16* x, int size, const ByteRows& to, int row);
   void (*gemm_ggml)(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next);
-  // Products with codes of int8 where they lie (codes.h), all null where making tiles of them is faster. A row of queries as
-  // whole numbers; its scores of sixteen tokens, whose scales are given, score[r * row + token]; and
-  // sum[rows][64], `panel_step` to the next 64 columns, += weights[rows][16] times the tokens' values of `size` columns.
+  // Products with codes of int8 where they lie (codes.h), all null where making tiles of them is faster.
+  // A row of queries as whole numbers; its scores of each tile's sixteen tokens, whose scales are given, score[r * row + token],
+  // `step` to those of the next 64 tokens; and sum[rows][64], `panel_step` to the next 64 columns, += weights[rows][16 * tiles],
+  // which may be written, times the tokens' scales and values of `size` columns.
   void (*to_codes)(const bf16* q, int size, int row, const CodeQueries& to);
-  void (*score_codes)(const CodeQueries& q, const uint8_t* code, size_t stride, int size, const float* scale, float* score,
-                      size_t row);
-  void (*add_codes)(const bf16* weights, size_t stride, int rows, const uint8_t* code, size_t code_stride, int size,
+  void (*score_codes)(const CodeQueries& q, const uint8_t* const* code, int tiles, size_t stride, int size, const float* scale,
+                      float* score, size_t row, size_t step);
+  void (*add_codes)(bf16* weights, size_t stride, int rows, const uint8_t* const* code, int tiles, size_t code_stride, int size,
                     const float* scale, float* sum, size_t panel_step);
   // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
   int word_rows;
+  int code_block = 4;  // sizes of keys and values that the two take are multiples of it
   // Blocks of a compact panel (compact.h) that are expanded at a time for more than 32 rows, at most MOST_EXPANDED: few
   // stay in the nearest cache; with many, sums leave registers seldom.
   int expand_blocks = 4;

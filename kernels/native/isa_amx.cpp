@@ -10,6 +10,7 @@
 #define GEMM_VECTORS 4
 #define HAS_BF16_CONVERSION
 #include "attention_loops.h"
+#include "codes_amx.h"
 #include "gemm_amx.h"
 #include "ggml_amx.h"
 #include "int4_amx.h"
@@ -17,6 +18,8 @@
 #include "table.h"
 
 void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
+void widen_keys_vbmi(const void*, size_t, int, Bits, bf16*);  // codes_vbmi.cpp
+void widen_values_vbmi(const void*, size_t, int, Bits, bf16*);
 
 const Isa* amx_isa() {
   static const Isa isa = [] {
@@ -24,6 +27,10 @@ const Isa* amx_isa() {
     made.int4_fast = int4_amx;
     made.to_bytes = row_to_bytes;
     made.gemm_bytes = gemm_bytes_tiles;
+    if (__builtin_cpu_supports("avx512vbmi")) {
+      made.b.widen_keys = widen_keys_vbmi, made.b.widen_values = widen_values_vbmi;
+      made.to_codes = to_codes_amx, made.score_codes = score_codes_amx, made.add_codes = add_codes_amx, made.code_block = CODE_BLOCK;
+    }
     if (__builtin_cpu_supports("avx512vnni")) made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_tiles;
     return made;
   }();

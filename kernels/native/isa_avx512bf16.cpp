@@ -22,8 +22,10 @@ void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
 void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 void to_codes_vnni(const bf16*, int, int, const CodeQueries&);  // codes_vnni.cpp
-void score_codes_vnni(const CodeQueries&, const uint8_t*, size_t, int, const float*, float*, size_t);
-void add_codes_vnni(const bf16*, size_t, int, const uint8_t*, size_t, int, const float*, float*, size_t);
+void score_codes_vnni(const CodeQueries&, const uint8_t* const*, int, size_t, int, const float*, float*, size_t, size_t);
+void add_codes_vnni(bf16*, size_t, int, const uint8_t* const*, int, size_t, int, const float*, float*, size_t);
+void widen_keys_vbmi(const void*, size_t, int, Bits, bf16*);  // codes_vbmi.cpp
+void widen_values_vbmi(const void*, size_t, int, Bits, bf16*);
 
 namespace {
 
@@ -31,6 +33,7 @@ Isa made_of(const char* name, const Loops<bf16>& loops, int word_rows) {
   Isa made = isa_of(name, loops, loops_of<float, gemm_vector<float>>());
   made.compact_few_rows = compact_dp;
   made.word_rows = word_rows;
+  if (__builtin_cpu_supports("avx512vbmi")) made.b.widen_keys = widen_keys_vbmi, made.b.widen_values = widen_values_vbmi;
   if (__builtin_cpu_supports("avx512vnni")) {
     made.to_bytes = to_bytes_avx512, made.gemm_bytes = gemm_bytes_vnni;
     made.to_words = to_words_vnni, made.gemm_words = gemm_words_vnni;

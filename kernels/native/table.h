@@ -32,7 +32,7 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
       [](const E* a, size_t stride, int rows, const GgmlPanel& panel, float* sum) {
         gemm_ggml<E>(a, stride, rows, panel, sum, gemm_vector<float>);
       },
-      store_sums<E>, gated_panel<E, silu>, gated_panel<E, gelu>, clamped_swiglu<E>, squared_relu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, in_place, score_tiles, add_values, softmax_at_once<E>, softmax_tiles<E>, pack_values, widen_row<E>, scale_each<E>, widen_keys<E>, widen_values<E>, softmax<E>, dot<E>,
+      store_sums<E>, gated_panel<E, silu>, gated_panel<E, gelu>, clamped_swiglu<E>, squared_relu<E>, gated<E>, rms_norm<E>, add_rows<E, E>, add_rows<E, float>, rope<E>, pack_keys<E>, score, in_place, score_tiles, add_values, softmax_at_once<E>, softmax_tiles<E>, pack_values, widen_row<E>, take_scales, scale_each<E>, widen_keys<E>, widen_values<E>, softmax<E>, dot<E>,
   };
 }
 
