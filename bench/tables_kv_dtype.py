@@ -67,15 +67,21 @@ def _line(row: Row) -> list[object]:
 
 
 def decode() -> str:
-    """A line for each shape, number of sequences and context, a column for each dtype."""
-    found = newest(rows("kv_dtype"), "shape", "sequences", "context", "dtype")
-    if not found:
-        return ""
+    """For each instruction set and number of threads a line for each shape, number of sequences and context, a column for each dtype."""
+    every = newest(rows("kv_dtype"), "isa", "threads", "shape", "sequences", "context", "dtype")
+    return "\n\n".join(
+        _decoded([row for row in every if (row["isa"], row["threads"]) == of])
+        for of in dict.fromkeys((row["isa"], row["threads"]) for row in every)
+    )
+
+
+def _decoded(found: list[Row]) -> str:
     lines: dict[tuple[str, int, int], dict[str, Row]] = {}
     for row in found:
         lines.setdefault((row["shape"], row["sequences"], row["context"]), {})[row["dtype"]] = row
+    isa, threads = found[-1]["isa"], found[-1]["threads"]
     return (
-        f"**Decode attention over a KV cache in 8 bits** ({where(found[-1])}, {found[-1]['isa']}); `python -m bench.kv_dtype --save`. Milliseconds of the op in bfloat16, and how many times as fast it is in 8 bits: medians of ratios by round, with the least and the most.\n\n"
+        f"**Decode attention over a KV cache in 8 bits** ({where(found[-1])}, {isa}, {threads} thread{'s' * (threads > 1)}); `python -m bench.kv_dtype --isa {isa} --threads {threads} --save`. Milliseconds of the op in bfloat16, and how many times as fast it is in 8 bits: medians of ratios by round, with the least and the most.\n\n"
         + table(
             ["shape", "sequences", "context", "bf16, ms", "int8", "fp8"],
             ([*key, of["bf16"]["ms"], *(_ratio(of.get(name)) for name in ("int8", "fp8"))] for key, of in lines.items()),
