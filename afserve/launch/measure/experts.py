@@ -21,15 +21,19 @@ class WeightKind:
     bytes: float
     int8: bool = False
     int4: Groups | None = None
+    fp8: bool = False
 
     def empty(self, native: Native, experts: int, hidden: int, inner: int) -> PackedExperts:
         shape = ExpertShape(experts, hidden, inner, BF16)
         if self.int4 is not None:
             return native.empty_experts_int4(shape, self.int4)
+        if self.fp8:
+            return native.empty_experts_fp8(shape)
         return native.empty_experts(shape, self.int8)
 
 
 PLAIN, INT8 = WeightKind("bf16", 2), WeightKind("int8", 1, int8=True)
+FP8 = WeightKind("fp8", 1, fp8=True)
 
 
 def grouped_kind(name: str, groups: Groups) -> WeightKind:

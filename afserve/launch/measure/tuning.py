@@ -15,6 +15,7 @@ from afserve.errors import DoesNotFitError
 from afserve.kernels.native import Native
 from afserve.launch.measure.clock import measure_read, out_of_cache, out_of_cache_data, seconds_of
 from afserve.launch.measure.experts import (
+    FP8,
     INT4,
     INT8,
     MXFP4,
@@ -28,7 +29,7 @@ from afserve.launch.measure.others import CoreTime, OtherLoad, others_before
 from afserve.launch.plan.footprint import gib
 from afserve.launch.plan.machine import Machine
 
-KINDS = (PLAIN, INT8, INT4, MXFP4)
+KINDS = (PLAIN, INT8, FP8, INT4, MXFP4)
 ROWS = (1, 2, 4, 8, 32, 128)
 _BANK = 96 << 20  # bytes of experts at least: packing them takes longer than running them
 _CHANGED = 0.10  # of the read rate, from the beginning to the end
