@@ -75,10 +75,10 @@ class Forecast:
         if not self.jumped:
             return self._calm_rate
         rate, seconds = self._mean(self._windows.short, jump=True)
+        newest = self._mean(self._part)[0]
         if seconds >= self._windows.short - 1e-9:
-            return rate
-        newest = self._mean(self._part)[0], self._mean(self._part / 2)[0]
-        return max(*newest, self.jumps.usual_height * self.trend()[0])
+            return max(rate, newest)
+        return max(newest, self._mean(self._part / 2)[0], self.jumps.usual_height * self.trend()[0])
 
     @property
     def _calm_rate(self) -> float:
