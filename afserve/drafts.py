@@ -17,6 +17,8 @@ MTP_TOKENS = 3
 MODEL_TOKENS = 8
 """Each is one more pass of a draft model."""
 
+HEAD, DRAFT_MODEL = "head", "draft model"
+
 
 class Guess(NamedTuple):
     """The likeliest next token, -1 where there is none, and how likely it is right."""
@@ -59,13 +61,22 @@ def token_count(text: str, spelled: str, form: str) -> int:
     return int(text)
 
 
-_BESIDE = {
-    DraftMethod.EAGLE3: "a head",
-    DraftMethod.DFLASH: "a head",
-    DraftMethod.DSPARK: "a head",
-    DraftMethod.MODEL: "a draft model",
+class Beside(NamedTuple):
+    """A method whose weights are in a folder of their own: `what` is there, its name for vLLM, and whether one pass
+    guesses all tokens of a draft."""
+
+    what: str
+    vllm: str
+    at_once: bool = False
+
+
+BESIDE = {
+    DraftMethod.EAGLE3: Beside(HEAD, "eagle3"),
+    DraftMethod.DFLASH: Beside(HEAD, "dflash", at_once=True),
+    DraftMethod.DSPARK: Beside(HEAD, "dspark", at_once=True),
+    DraftMethod.MODEL: Beside(DRAFT_MODEL, "draft_model"),
 }
-"""Those whose weights are in a folder of their own, and what is there."""
+"""All such methods: whoever needs to know one asks here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +121,12 @@ class DraftChoice:
                 f"{spelled}: {shown(method)} is not one of {known}; write {_FORM}", param="draft"
             )
         made, folder = DraftMethod(method), ""
-        if made in _BESIDE:
+        if made in BESIDE:
             folder, colon, count = _folder_and_count(count)
             if not folder:
+                what = BESIDE[made].what
                 raise ConfigError(
-                    f"{spelled}: {made} needs the folder of {_BESIDE[made]}; write {made}:FOLDER or {made}:FOLDER:N",
+                    f"{spelled}: {made} needs the folder of a {what}; write {made}:FOLDER or {made}:FOLDER:N",
                     param="draft",
                 )
         if not colon:
@@ -148,17 +160,20 @@ class DraftChoice:
     @property
     def head(self) -> str:
         """The folder of a head, which reads rows of the model's layers."""
-        return "" if self.method is DraftMethod.MODEL else self.folder
+        return self._folder_of(HEAD)
 
     @property
     def at_once(self) -> bool:
         """Whether one pass guesses all tokens of a draft."""
-        return self.method in (DraftMethod.DFLASH, DraftMethod.DSPARK)
+        return self.method in BESIDE and BESIDE[self.method].at_once
 
     @property
     def model(self) -> str:
         """The folder of a draft model, which reads tokens alone."""
-        return self.folder if self.method is DraftMethod.MODEL else ""
+        return self._folder_of(DRAFT_MODEL)
+
+    def _folder_of(self, what: str) -> str:
+        return self.folder if self.method in BESIDE and BESIDE[self.method].what == what else ""
 
     def __str__(self) -> str:
         """As `parse` reads it."""

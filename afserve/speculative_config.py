@@ -9,7 +9,15 @@ from itertools import pairwise
 from typing import NoReturn
 
 from afserve.config_ranges import Range
-from afserve.drafts import DRAFT_TOKENS, DraftChoice, DraftMethod, NgramOptions, SuffixOptions
+from afserve.drafts import (
+    BESIDE,
+    DRAFT_TOKENS,
+    HEAD,
+    DraftChoice,
+    DraftMethod,
+    NgramOptions,
+    SuffixOptions,
+)
 from afserve.errors import ConfigError, shown
 from afserve.json_file import read_setting
 
@@ -18,33 +26,26 @@ MOST_CHARACTERS = 1 << 14
 _PARAM = "speculative_config"
 _EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 4}'
 
+_OF_A_FOLDER = {one.vllm: method for method, one in BESIDE.items()}
 _METHODS: Mapping[str, DraftMethod] = {
     "ngram": DraftMethod.NGRAM,
     "[ngram]": DraftMethod.NGRAM,
     "ngram_gpu": DraftMethod.NGRAM,
     "suffix": DraftMethod.SUFFIX,
     "mtp": DraftMethod.MTP,
-    "eagle3": DraftMethod.EAGLE3,
-    "dflash": DraftMethod.DFLASH,
-    "dspark": DraftMethod.DSPARK,
-    "draft_model": DraftMethod.MODEL,
+    **_OF_A_FOLDER,
 }
-_SERVED = ("ngram", "suffix", "mtp", "eagle3", "dflash", "dspark", "draft_model")
+_SERVED = ("ngram", "suffix", "mtp", *_OF_A_FOLDER)
+_HEADS = [name for name, method in _OF_A_FOLDER.items() if BESIDE[method].what == HEAD]
 _NOT_DONE: Mapping[str, str] = {
     **dict.fromkeys(
         ("eagle", "medusa", "mlp_speculator"),
-        "of heads beside the model those of eagle3, dflash and dspark are run",
+        f"of heads beside the model those of {', '.join(_HEADS)} are run",
     ),
     "custom_class": "no code is loaded",
     "extract_hidden_states": "hidden states are not given away",
 }
 _SYNTHETIC, _LENGTH, _RATES = "synthetic", "synthetic_acceptance_length", "synthetic_acceptance_rates"
-_OF_A_FOLDER = {
-    "eagle3": DraftMethod.EAGLE3,
-    "dflash": DraftMethod.DFLASH,
-    "dspark": DraftMethod.DSPARK,
-    "draft_model": DraftMethod.MODEL,
-}
 
 _COUNT = Range(1, 1 << 20)
 _RUN, _SHORTEST = Range(1, 16), 2  # tokens that are looked for
@@ -79,7 +80,7 @@ def choice_of(text: str) -> DraftChoice:
         keys.passed += [name for name in keys.given if name.startswith(prefix) and method is not own]
     keys.passed += [name for name in keys.given if name in _WITHOUT_EFFECT and keys.given[name] is not False]
     passed = tuple(dict.fromkeys(keys.passed))
-    folder = (keys.text("model") or "") if method in _OF_A_FOLDER.values() else ""
+    folder = (keys.text("model") or "") if method in BESIDE else ""
     return DraftChoice(method, tokens, ngram, suffix, synthetic, passed, folder)
 
 
@@ -151,9 +152,7 @@ def _method(keys: _Keys) -> DraftMethod:
         name = model
     elif name in _OF_A_FOLDER:
         if not model:
-            refuse(
-                f'method "{name}" needs model: the folder of the {"draft model" if name == "draft_model" else "head"}'
-            )
+            refuse(f'method "{name}" needs model: the folder of the {BESIDE[_OF_A_FOLDER[name]].what}')
     elif model is not None and _predicts(name):
         keys.passed.append("model")  # its layer is the served checkpoint's own
     elif model and name is None:

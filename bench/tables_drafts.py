@@ -139,8 +139,8 @@ def _won(row: Row) -> str:
 def _forced(found: list[Row]) -> str:
     length = found[-1]["synthetic"]
     return (
-        f"With **synthetic acceptance** of {length:g} tokens a step where four are drafted: here by suffixes of the same answers, which stay those without drafts; in llama.cpp by pairs of tokens and in vLLM by n-grams, whose answers are no "
-        "text then.\n\n"
+        f"With **synthetic acceptance** of {length:g} tokens a step where four are drafted: here by suffixes of the same answers, which stay those without drafts; in llama.cpp by pairs of tokens, whose answers are no text then. "
+        "vLLM refuses it on CPUs.\n\n"
         + table(["model", "numbers", "text", "requests", "program", "without, tok/s", "drafts: ratio, right of drafted"], _beside(found))
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
-from afserve.placement.planner.perf.draft_model import MODEL
+from afserve.drafts import BESIDE
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
@@ -82,7 +82,7 @@ def cluster_toml(
 
 def _drafted(drafts: Drafts) -> str:
     name = drafts.drafter.name
-    typed = f"{name}:PATH:{drafts.tokens}" if name in ("eagle3", "dflash", "dspark", MODEL) else str(drafts)
+    typed = f"{name}:PATH:{drafts.tokens}" if name in BESIDE else str(drafts)
     return f"Start it with --draft {typed}, as it was planned."
 
 

@@ -3,7 +3,7 @@ and answers as without."""
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +13,23 @@ import torch
 from safetensors.torch import save_file
 
 from afserve.config import EngineSettings, ModelSource
-from afserve.drafts import DraftChoice
+from afserve.drafts import BESIDE, HEAD, DraftChoice
 from afserve.engine.build import colocated
 from afserve.engine.draft.block_loop import BlockLoop
+from afserve.engine.draft.drafter import LAYERS
+from afserve.engine.draft.layer_loop import LayerLoop
 from afserve.engine.scheduling.request import SamplingParams
+from afserve.engine.stats.drafts import StatsByDrafter
 from afserve.engine.step.stack_runner import StackRunner
 from afserve.errors import CheckpointError, ConfigError, UserError
+from afserve.families.drafters.read import READERS, load_head
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.models.drafters.dspark import DsparkHead
+from afserve.placement.planner.perf.drafting import DRAFTERS
 from afserve.speculative_config import choice_of
 from tests.conftest import TINY
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
@@ -32,6 +37,7 @@ from tests.engine.heads import (
     BLOCK,
     FORMS,
     GROUPS,
+    LAYER,
     METHOD,
     QWEN,
     SIZE,
@@ -166,6 +172,11 @@ def test_what_was_found_or_handed_over_is_drafted_for_as_well(form, tiny_checkpo
     assert len(later) > 60 and all(known[key] == guess for key, guess in later.items())
 
 
+PASSED: dict[str, Any] = {
+    "torch_dtype": "bfloat16", "transformers_version": "4.53.1", "attention_dropout": 0.1, "initializer_range": 0.02,
+    "pretraining_tp": 4, "use_cache": True, "tie_word_embeddings": False, "bos_token_id": 1,
+    "temperature": 0.3, "num_beams": 4, "id2label": {"0": "LABEL_0"}, "is_decoder": True,
+}  # fmt: skip
 EAGLE: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": 64}, "hidden_size: 64, but qwen3_moe here has 48; the head is of another model"),
     ({"vocab_size": 300}, "vocab_size: 300, but qwen3_moe here has 211"),
@@ -185,6 +196,23 @@ EAGLE: list[tuple[dict[str, Any], str]] = [
     ({"eagle_config": {"norm_before_fc": True}}, "no input_norm.weight"),
     ({"quantization_config": {"bits": 4}}, "quantization_config: .* is not supported"),
     ({"speculators_model_type": "eagle"}, "speculators_model_type: 'eagle' is not supported"),
+    ({"ptd_token_id": 7}, "ptd_token_id: 7 is not supported: it is neither read nor known to change nothing"),
+    ({"eagle_config": {"odd": 1}}, "eagle_config: odd: 1 is not supported"),
+    ({"parallel_draft_step": 2}, "parallel_draft_step: 2 is not supported"),
+    ({"use_sliding_window": True}, "use_sliding_window: True is not supported"),
+    ({"is_causal": False}, "is_causal: False is not supported"),
+    ({"is_neox_style": False}, "is_neox_style: False is not supported"),
+]
+EAGLE_OF_SPECULATORS: list[tuple[dict[str, Any], str]] = [
+    ({"logit_scale": 0.5}, "logit_scale: 0.5 is not supported"),
+    (
+        {"transformer_layer_config": LAYER | {"clip_qkv": 8.0}},
+        "transformer_layer_config: clip_qkv: 8.0 is not supp",
+    ),
+    (
+        {"transformer_layer_config": LAYER | {"attn_output_gate": True}},
+        "attn_output_gate: True is not supported",
+    ),
 ]
 
 
@@ -214,6 +242,7 @@ FLASH: list[tuple[dict[str, Any], str]] = [
         },
         "false is not supported",
     ),
+    ({"rope_interleave": True}, "rope_interleave: True is not supported"),
     ({"output_multiplier": 0.5}, "output_multiplier: 0.5 is not supported"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0 is not supported; leave it out"),
     ({"input_embedding_scale": 0.0}, "input_embedding_scale: 0.0 is not"),
@@ -222,7 +251,10 @@ FLASH: list[tuple[dict[str, Any], str]] = [
         {"dflash_config": {"mask_token_id": 7, "target_hidden_size": 64}},
         "target_hidden_size: 64 is not that of",
     ),
-    ({"dflash_config": {"mask_token_id": 7, "odd": 1}}, "odd: 1 is not supported; fields that are read"),
+    (
+        {"dflash_config": {"mask_token_id": 7, "odd": 1}},
+        "dflash_config: odd: 1 is not supported: it is neither",
+    ),
     ({"dflash_config": {"target_layer_ids": [0, 1]}}, "mask_token_id: missing"),
     ({"dflash_config": {"mask_token_id": 211}}, "mask_token_id: 211 is none of the 211 of vocab_size"),
     ({"dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 3]}}, r"behind layers \(1, 4\)"),
@@ -245,7 +277,11 @@ FLASH_OF_SPECULATORS: list[tuple[dict[str, Any], str]] = [
     ({"shift_label": True}, "shift_label: True is not supported"),
     ({"logit_scale": 0.5}, "logit_scale: 0.5 is not supported"),
     ({"draft_adapter_rank": 4}, "draft_adapter_rank: 4 is not supported"),
-    ({"markov_rank": 8}, "markov_rank: 8 is not supported; fields that are read are block_size"),
+    (
+        {"transformer_layer_config": QWEN | {"attention_bias": True, "rope_interleave": True}},
+        "transformer_layer_config: rope_interleave: True is not supported",
+    ),
+    ({"markov_rank": 8}, "markov_rank: 8 is not supported: it is neither read nor"),
     (
         {
             "sliding_window_non_causal": True,
@@ -281,6 +317,7 @@ SPARK: list[tuple[dict[str, Any], str]] = [
 ]
 WRONG = [
     *(("specforge", *one) for one in EAGLE),
+    *(("speculators", *one) for one in EAGLE_OF_SPECULATORS),
     *(("z-lab", *one) for one in FLASH),
     *(("flash of speculators", *one) for one in FLASH_OF_SPECULATORS),
     *(("dspark", *one) for one in SPARK),
@@ -293,6 +330,29 @@ def test_a_head_that_does_not_fit_is_refused_before_anything_runs(
 ):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     refused(source, form, head_in(tmp_path / "head", form, **fields), told)
+
+
+def test_a_declared_method_is_known_wherever_one_has_to_be():
+    heads = {method for method, one in BESIDE.items() if one.what == HEAD}
+    assert heads == READERS.keys() and heads <= DRAFTERS.keys()
+    assert {method for method in heads if DRAFTERS[method].at_once} == {
+        one for one in heads if BESIDE[one].at_once
+    }
+    assert {field.name for field in fields(StatsByDrafter)} >= LAYERS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fields_that_change_nothing_are_passed_over(form, tiny_checkpoint, tmp_path):
+    """Those that transformers 4 and the trainers of heads leave in a config.json."""
+    spec = load_spec(str(tiny_checkpoint("qwen3")))
+    draft = DraftChoice.parse(f"{METHOD[form]}:{tmp_path / 'head'}")
+    head = head_in(tmp_path / "head", form)
+    plain = load_head(draft, spec)
+    told: dict[str, Any] = {**FORMS[form], **PASSED}
+    if layer := told.get("transformer_layer_config"):
+        told["transformer_layer_config"] = layer | PASSED
+    (head / "config.json").write_text(json.dumps(told))
+    assert load_head(draft, spec) == plain
 
 
 def refused(source, form, head, told):
@@ -396,7 +456,7 @@ def test_more_tokens_than_a_block_guesses_are_refused(tiny_checkpoint, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["z-lab", "dspark"])
+@pytest.mark.parametrize("form", ["specforge", "qwen3", "z-lab", "dspark"])
 def test_what_was_read_while_it_rested_is_drafted_behind_as_well(
     form, tiny_checkpoint, oracle, tmp_path, monkeypatch
 ):
@@ -405,7 +465,7 @@ def test_what_was_read_while_it_rested_is_drafted_behind_as_well(
     head, asked = head_in(tmp_path / "head", form), requests(prompts())
     node = colocated(source, config(max_batch_tokens=16, draft=f"{METHOD[form]}:{head}:4"))
     told, follower = guesses_of(node), node._micro_batches[0]._follower
-    assert isinstance(follower, BlockLoop)
+    assert isinstance(follower, BlockLoop | LayerLoop)
     trials = SimpleNamespace(awake=False)
     monkeypatch.setattr(follower.drafter, "trials", trials)
     drive(node, asked)

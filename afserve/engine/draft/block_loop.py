@@ -21,7 +21,7 @@ from afserve.engine.scheduling.sequence_blocks import SequenceBlocks
 from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.runner import PredictorRunner, StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
-from afserve.engine.step.step_input import StepInput, paged_batch
+from afserve.engine.step.step_input import StepInput, paged_batch, slots_of
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops
@@ -89,7 +89,7 @@ class BlockLoop(Generic[T]):
             places = range(one.first, one.first + one.rows)
             tokens += [one.newest] + [self._spec.mask] * (one.rows - 1)
             positions += places
-            slots += [one.sequence.blocks[place // size] * size + place % size for place in places]
+            slots += slots_of(one.sequence.blocks, places, size)
             starts.append(starts[-1] + one.rows)
         columns = tokens, positions, slots
         token_R, position_R, kv_slot_R = self._buffers.write("rows", len(tokens), torch.int64, columns)

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Many
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
+from afserve.drafts import BESIDE
 from afserve.engine.scheduling.sequence import Sequence
 
 
@@ -18,7 +19,7 @@ class Draft(NamedTuple):
 NO_DRAFT = Draft((), ())
 SEARCHERS = frozenset({"ngram", "suffix"})
 """Who reads a sequence's text to guess."""
-LAYERS = frozenset({"mtp", "eagle3", "dflash", "dspark", "model"})
+LAYERS = frozenset({"mtp", *(method.value for method in BESIDE)})
 """Who guesses behind each step."""
 
 

@@ -6,7 +6,7 @@ from afserve.clock import Clock
 from afserve.config import EngineConfig
 from afserve.engine.draft.block_loop import BlockLoop
 from afserve.engine.draft.draft_model import DraftModel
-from afserve.engine.draft.layer import DraftLayer, EagleLayer, MtpLayer
+from afserve.engine.draft.layer import EagleLayer, MtpLayer
 from afserve.engine.draft.layer_drafter import LayerDrafter
 from afserve.engine.draft.layer_loop import LayerLoop
 from afserve.engine.draft.model_loop import ModelLoop
@@ -46,10 +46,7 @@ def open_followers(
     if isinstance(head, DflashHead):
         own = drafter, head, kv.beside, model.ops
         return [BlockLoop(*own, runner, blocks, longest) for runner in runners]
-    layers: list[DraftLayer[T]] = [
-        EagleLayer(head, kv.beside, model.ops, runner)
-        if isinstance(head, EagleHead)
-        else MtpLayer(model, runner)
-        for runner in runners
-    ]
-    return [LayerLoop(drafter, layer, blocks, load, longest) for layer in layers]
+    if isinstance(head, EagleHead):
+        eagle = [EagleLayer(head, kv.beside, model.ops, runner) for runner in runners]
+        return [LayerLoop(drafter, layer, blocks, load, longest, layer.keep_keys) for layer in eagle]
+    return [LayerLoop(drafter, MtpLayer(model, runner), blocks, load, longest) for runner in runners]

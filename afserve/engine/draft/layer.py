@@ -76,3 +76,7 @@ class EagleLayer(Generic[T]):
     def run_pass(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         yield from ()
         return self._head.pass_rows(token_T, hidden_TH, self._caches, self.ops.bind_batch(paged))
+
+    def keep_keys(self, token_T: Tensor, hidden_TH: Tensor, paged: PagedBatch) -> None:
+        """Of a first pass the keys and values alone: what later passes read of rows that nothing is drafted behind."""
+        self._head.keep_keys(token_T, hidden_TH, self._caches, paged)

@@ -6,7 +6,7 @@ sequence whose blocks came from where nobody ran the layer is drafted for badly 
 rows, S sequences that are drafted for, H hidden.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -22,10 +22,13 @@ from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_buffers import StepBuffers
-from afserve.engine.step.step_input import StepInput, block_tables, paged_batch
+from afserve.engine.step.step_input import StepInput, block_tables, paged_batch, slots_of
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
+
+KeepKeys = Callable[[Tensor, Tensor, PagedBatch], None]
+"""Of tokens, and of the rows that go in with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,10 @@ class _Drafted:
 
 
 class LayerLoop(Generic[T]):
-    """Of one micro-batch: what it runs between the tokens of a step and its end. While its `drafter` is not awake, it
-    does not follow: a sequence that went on without is drafted for a little worse."""
+    """Of one micro-batch: what it runs between the tokens of a step and its end. While its `drafter` is not awake it
+    keeps keys alone, where the layer can, and then drafts as well later, also for those who find the blocks."""
 
     reads_rows = True  # of the whole step
-    reads_on = False  # while it rests
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class LayerLoop(Generic[T]):
         blocks: SequenceBlocks,
         load: ExpertLoad,
         longest: int,
+        keep_keys: KeepKeys | None = None,
     ) -> None:
+        self.reads_on, self._keep_keys = keep_keys is not None, keep_keys  # while it rests
         self.drafter, self._layer = drafter, layer
         self._blocks, self._load, self._longest = blocks, load, longest
         self._buffers = StepBuffers(device_of(layer.ops.device), longest)
@@ -71,6 +75,9 @@ class LayerLoop(Generic[T]):
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         paged = replace(step.paged, position_T=position_T, held=None)
         hidden_TH = self._layer.enter(x_TH)
+        if self._keep_keys is not None and not self.drafter.awake:
+            self._keep_keys(token_T, hidden_TH, paged)
+            return hidden_TH
         drafted = list(self._begin(plan, step, runs))
         self.passes = max((one.most for one in drafted), default=1)
         if (chain := self._layer.chain()) is not None:
@@ -146,10 +153,7 @@ class LayerLoop(Generic[T]):
         size = self._blocks.pool.block_size
         tables = [one.sequence.blocks for one, _ in pairs]
         contexts = [one.position + 1 for one, _ in pairs]
-        slots = [
-            blocks[(c - 1) // size] * size + (c - 1) % size
-            for blocks, c in zip(tables, contexts, strict=True)
-        ]
+        slots = [slot for one, _ in pairs for slot in slots_of(one.sequence.blocks, (one.position,), size)]
         columns = [token for _, token in pairs], contexts, slots
         token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), torch.int64, columns)
         starts = list(range(len(pairs) + 1))

@@ -3,7 +3,7 @@
 Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows whose logits are wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -87,9 +87,7 @@ def build_step(
             if chunk.supposed:
                 tokens += sequence.draft[: chunk.supposed]
             positions += range(start, end)
-            slots += [
-                sequence.blocks[p // block_size] * block_size + p % block_size for p in range(start, end)
-            ]
+            slots += slots_of(sequence.blocks, range(start, end), block_size)
             if sequence.collects_prompt:
                 rows += range(first, len(tokens))
             elif chunk.last:
@@ -114,6 +112,11 @@ def build_step(
         tuple(_of_group(plan, group, paged, buffers, at) for at, group in enumerate(further)),
         plan.ahead,
     )
+
+
+def slots_of(table: Sequence[int], positions: Iterable[int], size: int) -> list[int]:
+    """Where a sequence's tokens lie in the cache, by its blocks of `size` tokens."""
+    return [table[p // size] * size + p % size for p in positions]
 
 
 def paged_batch(
@@ -149,9 +152,9 @@ def _of_group(plan: StepPlan, group: GroupTable, paged: PagedBatch, room: StepBu
     size = group.block_size
     tables = [group.table(chunk.sequence.blocks) for chunk in plan.chunks]
     slots = [
-        table[p // size] * size + p % size
+        slot
         for chunk, table in zip(plan.chunks, tables, strict=True)
-        for p in range(chunk.start, chunk.start + chunk.count)
+        for slot in slots_of(table, range(chunk.start, chunk.start + chunk.count), size)
     ]
     (kv_slot_T,) = room.write(f"rows {at}", len(slots), torch.int64, (slots,))
     table_SB = block_tables(tables, size, room, f"tables {at}")

@@ -24,6 +24,7 @@ from afserve.families.drafters.heads import (
     layer_fields,
     open_head,
 )
+from afserve.families.drafters.known_fields import OF_LAYERS, check_names
 from afserve.families.pattern.family import given
 from afserve.families.reading.layers import FULL, SLIDING, layer_types
 from afserve.spec import ModelSpec
@@ -38,9 +39,10 @@ _EITHER = (
     "input_embedding_scale",
 )
 _READ = (*_EITHER, "target_layer_ids", "num_target_layers")
+_READ_OF_PLAIN = (*_READ, "dflash_config", "draft_vocab_size", "quantization_config")
 _READ_OF_SPECULATORS = (
     *_EITHER, "speculators_model_type", "transformer_layer_config", "draft_vocab_size", "aux_hidden_state_layer_ids",
-    "sample_from_anchor", "sliding_window_non_causal", "quantization_config",
+    "sample_from_anchor", "sliding_window_non_causal", "quantization_config", "model_type",
 )  # fmt: skip
 _AS_PUBLISHED: Mapping[str, tuple[object, ...]] = {  # by a field: the values that change nothing
     "use_aux_hidden_state": (True,),
@@ -54,13 +56,6 @@ _AS_PUBLISHED: Mapping[str, tuple[object, ...]] = {  # by a field: the values th
     "final_logit_softcapping": (),
     "draft_adapter_rank": (0,),
 }
-_OF_NO_WEIGHT = (  # of transformers' and speculators' own, or of training: heads say the same with any value
-    "architectures", "auto_map", "model_type", "dtype", "torch_dtype", "transformers_version", "name_or_path",
-    "_name_or_path", "tie_word_embeddings", "speculators_version", "speculators_config", "has_no_defaults_at_init",
-    "embed_requires_grad", "max_anchors", "initializer_range", "use_cache", "return_dict", "is_encoder_decoder",
-    "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id", "problem_type",
-    "bos_token_id", "eos_token_id", "pad_token_id",
-)  # fmt: skip
 _PLAIN = ("DFlashDraftModel",)
 _MASK = "mask_embedding.pt"
 
@@ -118,8 +113,9 @@ def load_dflash(folder: str, target: ModelSpec) -> DflashSpec:
 def of_speculators(fields: ConfigFields, *further: str, newest: bool) -> DflashSpec:
     """Its layers are counted as here: 0 is the embedding. `further`: fields that the caller reads. `newest`:
     `from_newest` where nothing says so. Raises CheckpointError or ConfigError."""
-    _check_names(fields, (*_READ_OF_SPECULATORS, *further), _OF_NO_WEIGHT)
+    check_names(fields, _READ_OF_SPECULATORS, _AS_PUBLISHED, further)
     inner = fields.inner(fields.section("transformer_layer_config"), "transformer_layer_config")
+    check_names(inner, OF_LAYERS, _AS_PUBLISHED)
     behind = fields.integers("aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
     if not behind:
         raise fields.error(
@@ -134,20 +130,14 @@ def of_speculators(fields: ConfigFields, *further: str, newest: bool) -> DflashS
     return found
 
 
-def _check_names(fields: ConfigFields, read: Collection[str], passed: Collection[str]) -> None:
-    """Raises CheckpointError for a field that is none of these, nor known to change nothing."""
-    for name in given(fields.config):
-        if name not in (*read, *passed, *_AS_PUBLISHED):
-            raise fields.refuse(name, f"is not supported; fields that are read are {', '.join(read)}")
-
-
 def _plain(fields: ConfigFields, target: ModelSpec) -> DflashSpec:
     """z-lab names the layers themselves, the first one 0, and reads transformers' rows: the last one is normed."""
     named = fields.config.get("architectures")
     if not isinstance(named, list) or not named or any(one not in _PLAIN for one in named):
         raise fields.refuse("architectures", f"is no DFlash head that is run; supported: {', '.join(_PLAIN)}")
     own = fields.inner(fields.section("dflash_config"), "dflash_config")
-    _check_names(own, _READ, ())
+    check_names(fields, OF_LAYERS, _READ_OF_PLAIN, _AS_PUBLISHED)
+    check_names(own, _READ, _AS_PUBLISHED)
     _check_values(own)
     flat = ConfigFields({**given(fields.config), **given(own.config)}, fields.where)
     if flat.has("num_target_layers") and flat.integer("num_target_layers") != target.layers:
@@ -180,7 +170,6 @@ def _spec(
     _check_values(fields)
     _check_values(inner)
     filled = layer_fields(inner, "qwen3")
-    filled.known_only("is_neox_style", True)
     layers, causal = _layers(filled, own)
     vocabulary = filled.integer("vocab_size")
     found = DflashSpec(

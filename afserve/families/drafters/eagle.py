@@ -21,18 +21,28 @@ from afserve.families.drafters.heads import (
     layer_fields,
     open_head,
 )
+from afserve.families.drafters.known_fields import OF_LAYERS, check_names
 from afserve.families.pattern.family import given
 from afserve.spec import ModelSpec
 from afserve.spec_parts import LayerSpec
 
 _STEMS = ("midlayer", "layers.0")  # what the one layer is called by SpecForge, and by speculators
-_AS_PUBLISHED: Mapping[str, object] = {  # of what NVIDIA's eagle_config may vary
+_AS_PUBLISHED: Mapping[str, object] = {  # the one value that is run, of what NVIDIA's eagle_config may vary
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
+    "next_layer_regular": True,
     "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": 1,
+    "eagle_num_layers": 1,
+    "eagle_decoder_type": "llama",
+    "position_embedding_type": "rope",
 }
+_READ = (
+    *("eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "target_hidden_size", "quantization_config"),
+    *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,8 @@ def _of_speculators(fields: ConfigFields, target: ModelSpec) -> EagleSpec:
     """Its layers are counted as here: 0 is the embedding."""
     fields.known_only("speculators_model_type", "eagle3")
     inner = fields.inner(fields.section("transformer_layer_config"), "transformer_layer_config")
+    check_names(fields, _READ, ("speculators_model_type", "transformer_layer_config", "model_type"))
+    check_names(inner, OF_LAYERS)
     behind = fields.integers("eagle_aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
     return _spec(fields, inner, behind or _usual(target))
 
@@ -89,8 +101,10 @@ def _plain(fields: ConfigFields, target: ModelSpec) -> EagleSpec:
     if not isinstance(named, list) or not any("eagle3" in str(one).lower() for one in named):
         raise fields.refuse("architectures", "is no EAGLE-3 head, such as LlamaForCausalLMEagle3")
     inner = fields.inner(fields.section("eagle_config"), "eagle_config")
-    for name, known in _AS_PUBLISHED.items():
-        inner.known_only(name, known)
+    for part in (inner, fields):
+        check_names(part, OF_LAYERS, _READ, _AS_PUBLISHED, ("eagle_config",))
+        for name, known in _AS_PUBLISHED.items():
+            part.known_only(name, known)
     behind = [layer + 1 for layer in inner.integers("eagle_aux_hidden_state_layer_ids", LAYER_COUNT, SOME)]
     top = fields.integers("eagle_aux_hidden_state_layer_ids", LAYER_COUNT, SOME)
     flat = ConfigFields({**given(inner.config), **given(fields.config)}, fields.where)
@@ -109,6 +123,8 @@ def _spec(fields: ConfigFields, inner: ConfigFields, behind: tuple[int, ...]) ->
         raise filled.refuse("num_hidden_layers", "is not supported: heads of one layer are run")
     if any(one != "full_attention" for one in filled.items("layer_types", 1)):
         raise filled.refuse("layer_types", "is not supported; supported: full_attention")
+    filled.known_only("use_sliding_window", False)
+    filled.known_only("is_causal", True)
     vocabulary = filled.integer("vocab_size")
     return EagleSpec(
         (dense_layer(filled, head_norms=inner.config.get("model_type") == "qwen3"),),

@@ -130,6 +130,7 @@ def layer_fields(inner: ConfigFields, otherwise: str = "llama") -> ConfigFields:
         raise inner.refuse("model_type", f"is not one of {', '.join(_ALIKE)}: other layers are no heads here")
     filled = ConfigFields({**_ALIKE[str(kind)], **given(inner.config)}, inner.where)
     filled.known_only("mlp_bias", False)
+    filled.known_only("is_neox_style", True)
     return filled
 
 

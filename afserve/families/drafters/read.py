@@ -1,4 +1,4 @@
-"""The head that `--draft` names, as its folder describes it: the one table of kinds of heads."""
+"""The head that `--draft` names, as its folder describes it: a reader of each kind that `drafts.BESIDE` has."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from afserve.families.drafters.eagle import EagleSpec, load_eagle
 from afserve.spec import ModelSpec
 
 AnyHead = EagleSpec | DflashSpec | DsparkSpec
-_READERS: Mapping[DraftMethod, Callable[[str, ModelSpec], AnyHead]] = {
+READERS: Mapping[DraftMethod, Callable[[str, ModelSpec], AnyHead]] = {
     DraftMethod.EAGLE3: load_eagle,
     DraftMethod.DFLASH: load_dflash,
     DraftMethod.DSPARK: load_dspark,
@@ -18,4 +18,4 @@ _READERS: Mapping[DraftMethod, Callable[[str, ModelSpec], AnyHead]] = {
 
 def load_head(draft: DraftChoice, target: ModelSpec) -> AnyHead:
     """Of a `draft` with a `head`. Raises CheckpointError or ConfigError that name what is wrong, or does not fit."""
-    return _READERS[draft.method](draft.head, target)
+    return READERS[draft.method](draft.head, target)

@@ -44,9 +44,20 @@ class EagleHead(DraftHead):
         self, token_T: Tensor, hidden_TH: Tensor, caches: Sequence[LayerCache], batch: PagedBatch
     ) -> Tensor:
         """What `scores` reads, and the next pass goes on with; `hidden_TH` stays as it is."""
-        norm, (cache,) = self._ops.rms_norm, caches
-        normed_TH = norm(hidden_TH, self._hidden_norm, self._eps)
-        both = torch.cat((norm(self.embed(token_T), self._layer.input_norm_H, self._eps), normed_TH), 1)
+        (cache,), (both_TX, normed_TH) = caches, self._entered(token_T, hidden_TH)
         x_TH = normed_TH if self._spec.residual_normed else hidden_TH.clone()
-        self._layer.run(x_TH, both, cache, batch, batch)
+        self._layer.run(x_TH, both_TX, cache, batch, batch)
         return self.last_normed(x_TH) if self._spec.feeds_normed else x_TH
+
+    def keep_keys(
+        self, token_T: Tensor, hidden_TH: Tensor, caches: Sequence[LayerCache], batch: PagedBatch
+    ) -> None:
+        """Writes what `pass_rows` writes of these rows."""
+        (cache,), (both_TX, _) = caches, self._entered(token_T, hidden_TH)
+        self._layer.keep_keys(both_TX, cache, batch.position_T, batch.kv_slot_T)
+
+    def _entered(self, token_T: Tensor, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
+        """What queries, keys and values read, (T, 2 H), and the second half of it."""
+        normed_TH = self._ops.rms_norm(hidden_TH, self._hidden_norm, self._eps)
+        embedded_TH = self._ops.rms_norm(self.embed(token_T), self._layer.input_norm_H, self._eps)
+        return torch.cat((embedded_TH, normed_TH), 1), normed_TH
