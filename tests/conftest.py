@@ -156,6 +156,21 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # or libraries complain at the end that it was never freed
 
 
+class Rotated(pytest.Dir):
+    """The rooms, of which each worker collects others first: what is not compiled yet they compile in parts, not all of
+    it each."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        found = list(super().collect())
+        worker = getattr(self.config, "workerinput", {"workerid": "gw0", "workercount": 1})
+        first = int(worker["workerid"].removeprefix("gw")) * len(found) // worker["workercount"]
+        return iter(found[first:] + found[:first])
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return Rotated.from_parent(parent, path=path) if path == Path(__file__).parent else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What a test, and the fixtures that it is the first to ask for, draw without a seed of their own does not depend
@@ -165,6 +180,16 @@ def pytest_runtest_setup() -> None:
     if "torch" in sys.modules:  # which begins with a seed of its own that is always the same
         sys.modules["torch"].manual_seed(0)
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Of a test's cases `--quick` makes the ones that it may run: to make twenty thousand takes seconds."""
+    if metafunc.config.getoption("--quick") and len(metafunc._calls) > QUICK_CASES:
+        wanted = [
+            call for call in metafunc._calls if not {mark.name for mark in call.marks} & {*NOT_QUICK_MARKS}
+        ]
+        metafunc._calls = (wanted or metafunc._calls)[:QUICK_CASES]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -182,8 +207,13 @@ def _left_out(path: Path) -> bool:
     return any(path.is_relative_to(Path(__file__).parent / folder) for folder in NOT_QUICK)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests first: beside each other with the rest, none of them is what the end waits for."""
+    """Files with slow tests first: beside each other with the rest, none of them is what the end waits for.
+
+    All workers have the same order, wherever they began to collect."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parts)
     if config.getoption("--quick"):
         kept = quick_sample(items)
         known = set(kept)

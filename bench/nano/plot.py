@@ -4,21 +4,19 @@ import json
 import math
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 SMOOTH = 0.9
 
 
 def write(folder: Path) -> None:
     """Write loss.png: bits per byte of training text with the held-out figure, and the loss on answers."""
+    from matplotlib.figure import Figure  # here: who trains, or tests that, needs no plots
+
     curve = json.loads((folder / "curve.json").read_text())
     facts = json.loads((folder / "training.json").read_text())
     held_out = facts["held_out"]
     bits = held_out["tokens"] / held_out["bytes"] / math.log(2)
-    figure, (text, answers) = pyplot.subplots(1, 2, figsize=(10, 3.6), dpi=90, width_ratios=(3, 2))
+    figure = Figure(figsize=(10, 3.6), dpi=90)
+    text, answers = figure.subplots(1, 2, width_ratios=(3, 2))
     final = held_out["bits_per_byte"]
     seen = 0.0
     for stage in (curve, curve["facts"]):
@@ -40,7 +38,6 @@ def write(folder: Path) -> None:
     text.annotate(f"held out: {final:.3f}", (seen, final), ha="right", va="top")
     figure.tight_layout()
     figure.savefig(folder / "loss.png")
-    pyplot.close(figure)
 
 
 def _smooth(values: list[float]) -> list[float]:

@@ -6,6 +6,10 @@ They are children of that one, which ends with this process. What it could not i
 import multiprocessing
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    ["tests.comm.conformance", "tests.comm.carried_end", "hypothesis", "psutil", "pytest"]
-)
+_COMMON = ["tests.comm.conformance", "tests.comm.carried_end", "hypothesis", "psutil", "pytest"]
+FORKED.set_forkserver_preload(_COMMON)
+
+
+def import_also(*modules: str) -> None:
+    """In that process too, if it has not begun yet."""
+    FORKED.set_forkserver_preload([*_COMMON, *modules])

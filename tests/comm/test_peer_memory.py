@@ -14,10 +14,11 @@ import torch
 
 from afserve.comm.peer_memory.cuda_driver import CudaDriver
 from afserve.comm.peer_memory.described import bytes_at
-from afserve.comm.peer_memory.driver import HostDriver, MemoryRefused
+from afserve.comm.peer_memory.driver import MemoryRefused
 from afserve.comm.peer_memory.ipc_domain import IpcDomain
 from tests.comm.begun import FORKED
 from tests.comm.fake_libcuda import STEP, FakeCuda
+from tests.comm.host_driver import HostDriver
 from tests.open_files import left_open, open_files
 
 CPU = torch.device("cpu")

@@ -209,6 +209,7 @@ def test_none_of_those_who_always_wait_is_ahead_without_end(places, tenants, run
             assert (given(one.name) - given(other.name)) * one.share <= least
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("places", [1, 3, 4, 16])
 @pytest.mark.parametrize("shares", [(1, 1), (1, 3), (5, 2), (1, 1, 2)])
 @pytest.mark.slow

@@ -104,6 +104,8 @@ def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path)
     check(told, reference)
 
 
+@pytest.mark.by_day(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["speculators", "newest first", "dspark"])
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, form, tiny_checkpoint, tmp_path):
@@ -519,6 +521,7 @@ def test_a_block_ends_with_the_context(form, tiny_checkpoint, tmp_path, monkeypa
     assert max(seen) == 39 - follower._spec.from_newest and node.stats().drafts.tokens > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ONE_OF_EACH)
 def test_steps_of_several_calls_draft_what_steps_layer_by_layer_do(
     form, tiny_checkpoint, tmp_path, monkeypatch
@@ -621,6 +624,7 @@ def test_the_places_of_many_blocks_are_scored_some_at_a_time(tiny_checkpoint, tm
     assert scored == [5] * 4 + [2, 2, 1] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ONE_OF_EACH)
 def test_a_node_of_several_devices_has_the_head_on_its_first(form, tiny_checkpoint, tmp_path):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")

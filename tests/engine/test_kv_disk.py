@@ -148,6 +148,7 @@ def test_memory_that_a_reader_writes_to_is_held_until_it_has_ended(node, monkeyp
     one.engine.kv.pool.release(taken)
 
 
+@pytest.mark.slow
 def test_what_is_on_its_way_is_not_read_twice(node):
     first, request = node(), requests(prompts())[2]
     first.ask(request)

@@ -79,6 +79,7 @@ def test_a_layer_with_an_indexer_of_its_own_drafts(place, tiny_checkpoint, tmp_p
     assert planned_spec(source, DraftChoice.parse("mtp")).kv_bytes_per_token(4) == 4 * (5 * 28 + 4 * 12)
 
 
+@pytest.mark.slow
 def test_steps_may_be_one_call_over_an_exchange():
     """Which has the layers of a step alone; the layer that drafts comes behind it."""
     from tests.engine.test_exchange import World, run  # which is skipped where there is no native library
@@ -128,6 +129,7 @@ def test_rows_of_the_layer_are_counted_with_those_of_the_others():
     assert rows[1][-1] > rows[1][0], "a pass over each step, and a row for the second token of a draft"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_drafts_in_one_call_are_those_of_a_pass_for_each_token(dtype, least, monkeypatch):

@@ -26,6 +26,15 @@ def play(seed: int, model, *, roles: bool = False) -> World:
     return world
 
 
+@pytest.mark.parametrize("seed", [12, 8])
+def test_nobody_notices_one_loss(seed, model):
+    world = World(seed, model)
+    world.run(40)
+    world.check()
+    assert world.happened[Happening.LOST] == world.happened[Happening.RETURNED] == 1
+    assert world.done and not any(client.failure for client in world.done)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_nobody_notices(block, model):

@@ -13,10 +13,10 @@ if not CUDA:
 
 from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention, SymmExpert  # noqa: E402
 from afserve.comm.device_exchange.region import Region  # noqa: E402
-from afserve.comm.peer_memory.driver import HostDriver  # noqa: E402
 from afserve.comm.transport import Kind, ListenSpec, Parcel  # noqa: E402
 from afserve.comm.transports import dist, symm  # noqa: E402
 from afserve.errors import AfserveError, PeerLost  # noqa: E402
+from tests.comm.host_driver import HostDriver  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 LONG = Patience() if CUDA else Patience(20_000, timed=False)
@@ -72,10 +72,11 @@ def compute(arrival, node, slots):
     return (factor_N[:, None] * x_NH).contiguous()
 
 
-def serve(shared, f, turns):
-    """Expert node f of the `Domain` of these arguments."""
+def serve(shared, f, turns, begun):
+    """Expert node f of the `Domain` of these arguments, once all have `begun`."""
     domain = Domain(*shared)
     back = domain.expert(f)
+    begun.wait(120)
     for _ in range(turns):
         for m in range(domain.layout.micro_batches):
             arrival = back.receive(m)

@@ -4,8 +4,6 @@ when an expert node is killed, refuses or stops in the middle; then they go on b
 Kernels are interpreted where there is no GPU.
 """
 
-import multiprocessing
-
 import pytest
 import torch
 
@@ -16,6 +14,7 @@ from afserve.engine.build import colocated, layout_for, spec_of
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import ConfigError
 from afserve.placement.placement import Placement
+from tests.comm.begun import FORKED, import_also
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.kernels.triton.exchange_nodes import (
     attention_node,
@@ -30,7 +29,6 @@ from tests.kernels.triton.symm_nodes import CUDA
 pytestmark = pytest.mark.skipif(
     CUDA, reason="nodes compute on the CPU here; on a GPU the first run does this"
 )
-SPAWN = multiprocessing.get_context("spawn")
 SHORT = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 WANTED = requests(prompts((5, 3)), SHORT)
 
@@ -233,11 +231,12 @@ def test_without_it_rows_go_by_messages(cluster, source):
 def test_processes(source, alone, attention, experts, killed):
     """Nobody but flags says when rows are there."""
     plan = twice(source) if killed else contiguous(source, experts)
+    import_also("tests.kernels.triton.exchange_nodes")
     pipes, processes = [], []
     for index in range(experts):
-        mine, theirs = SPAWN.Pipe()
+        mine, theirs = FORKED.Pipe()
         arguments = source, settings(), plan, index, attention, theirs
-        processes.append(SPAWN.Process(target=serve_expert, args=arguments, daemon=True))
+        processes.append(FORKED.Process(target=serve_expert, args=arguments, daemon=True))
         processes[-1].start()
         pipes.append(mine)
     try:

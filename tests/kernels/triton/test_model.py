@@ -39,7 +39,16 @@ def check(events, model):
             assert got[number] == out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mixtral-window", "v2-groups", "v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mixtral-window",
+        "v2-groups",
+        *(
+            pytest.param(name, marks=pytest.mark.long) for name in ("qwen3", "v3")
+        ),  # by day over two nodes, below
+    ],
+)
 def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
     source = ModelSource(str(tiny_checkpoint(name)), name)
     config, ops = setup(device)

@@ -1,7 +1,6 @@
 """The protocol of M2N between GPUs, by nodes that take turns, and in the interpreter by processes that do not."""
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from afserve.comm.device_exchange.ends import Patience
 from afserve.comm.device_exchange.region import Region
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
+from tests.comm.begun import FORKED, import_also
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 
 SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)
 STAMP = torch.tensor([1, 7], dtype=torch.int32, device=DEVICE)
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def make_layout(out=WireType.BFLOAT16, back=WireType.FLOAT32, hidden=200, top_k=3, most=5, micro_batches=1):
@@ -40,8 +39,9 @@ def by_hand(x_TH, slot_TK, weight_TK):
     return x_TH * ((slot_TK >= 0) * weight_TK * (slot_TK + 1)).sum(1, keepdim=True)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("out", list(WireType), ids=lambda wire: wire.name)
-@pytest.mark.parametrize(("attention", "experts"), [(1, 1), (2, 3), (3, 1)])
+@pytest.mark.parametrize(("attention", "experts"), [(1, 1), (2, 3), (3, 1)], ids=["1x1", "2x3", "3x1"])
 def test_any_ratio_and_wire_type(attention, experts, out, request):
     if out is WireType.FLOAT8:
         request.getfixturevalue("fp8")
@@ -210,9 +210,12 @@ def test_processes_that_write_into_each_others_memory(tmp_path):
     layout, turns = make_layout(hidden=64, micro_batches=2), 3
     shared = 1, 2, layout, Patience(5_000_000, timed=False), tmp_path / "memory"
     front = Domain(*shared).attention(0)
-    backs = [SPAWN.Process(target=serve, args=(shared, f, turns), daemon=True) for f in range(2)]
+    import_also("tests.kernels.triton.symm_nodes")
+    begun = FORKED.Barrier(3)
+    backs = [FORKED.Process(target=serve, args=(shared, f, turns, begun), daemon=True) for f in range(2)]
     for back in backs:
         back.start()
+    begun.wait(120)  # or this one would interpret a loop that waits for flags, for as long as they start
     for turn in range(turns):
         sent = [scripted(layout.max_rows - m, layout, 2, 2 * turn + m) for m in range(2)]
         tickets = [front.dispatch(*one, STAMP, m) for m, one in enumerate(sent)]

@@ -4,7 +4,6 @@ interpreter over host memory that both ends map where there is none.
 With a GPU everything is `pytest tests/kernels/triton/test_symm.py tests/kernels/triton/test_symm_transport.py`.
 """
 
-import multiprocessing
 import socket
 import threading
 import time
@@ -19,13 +18,13 @@ from afserve.comm.peer_memory.ipc_domain import IpcDomain
 from afserve.comm.transport import Box, Connecting, Kind, Layout, ListenSpec, Parcel, WireType
 from afserve.comm.transports import dist, symm
 from afserve.errors import ConfigError, PeerLost, RendezvousError
+from tests.comm.begun import FORKED, import_also
 from tests.comm.conformance import BATTERY, LAYOUT, PATIENCE, Ends, answer, arrive, content, send
 from tests.comm.fake_libcuda import FakeCuda
 from tests.kernels.triton.symm_nodes import fill, on_host, remote_end, way
 
 CUDA = torch.cuda.is_available()
 BOX = Box(0, 0, 0)
-SPAWN = multiprocessing.get_context("spawn")  # a fork would crash in what this process's threads held
 
 
 class OnHost:
@@ -57,8 +56,9 @@ class Remote:
 
     def __init__(self, expert, attention, layout):
         self.layout, self._staged = layout, {}
-        self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(
+        import_also("tests.kernels.triton.symm_nodes")
+        self._pipe, theirs = FORKED.Pipe()
+        self._process = FORKED.Process(
             target=remote_end, args=(expert, attention, layout, theirs), daemon=True
         )
         self._process.start()
@@ -313,8 +313,8 @@ def test_a_graph_replays_dispatch_and_combine_with_other_rows():
     replays, device = 5, torch.device("cuda", 0)
     torch.cuda.set_device(device)
     here, there = socket.socketpair()
-    pipe, theirs = SPAWN.Pipe()
-    process = SPAWN.Process(target=serve_graph, args=(there, replays, theirs), daemon=True)
+    pipe, theirs = FORKED.Pipe()
+    process = FORKED.Process(target=serve_graph, args=(there, replays, theirs), daemon=True)
     process.start()
     shared = share_boxes(here, device)
     end = SymmAttention(V3, [one_box(shared)], Patience(20_000_000_000))
