@@ -47,12 +47,12 @@ class Pair:
     def port(self):
         return int(self.address.rpartition(":")[2])
 
-    def joined(self, certificates, attention=0):
+    def joined(self, certificates, attention=0, timeout=SECONDS):
         return connect.connect(
             [self.address],
             attention=attention,
             layout=self.layout,
-            timeout=SECONDS,
+            timeout=timeout,
             credentials=Credentials(certificates=certificates),
         )
 
@@ -93,7 +93,9 @@ YEAR_AGO = datetime.now(UTC) - timedelta(days=365)
 )
 def test_a_wrong_certificate_is_refused_and_logged(pair, issued, caplog, roles, how, here, there):
     with pytest.raises(RendezvousError, match=f"expert-0.*{here}"):
-        pair.joined(Certificates(issued(*roles, **how)), attention=1)
+        pair.joined(
+            Certificates(issued(*roles, **how)), attention=1, timeout=3.0
+        )  # it tries again until then
     assert said(caplog, "127.0.0.1 was turned away") and there in caplog.text
 
 

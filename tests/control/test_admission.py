@@ -119,7 +119,7 @@ def test_tokens_that_come_too_slowly_refuse_until_nobody_runs():
     scene.check(tpot=0.05)
 
 
-@pytest.mark.parametrize("places", [32, 16])
+@pytest.mark.parametrize("places", [pytest.param(32, marks=pytest.mark.long), 16])
 @pytest.mark.slow
 def test_goodput_stays_under_four_times_the_load(places):
     """Scripted nodes with the real gateway: the narrow pool is prefill, then decode."""

@@ -107,7 +107,6 @@ def test_a_stop_lets_streams_end_and_a_second_one_tells_them(up):
     assert "stopped" in reader.error, "its end was not waited for"
 
 
-@pytest.mark.alone
 def test_what_ended_the_run_reaches_the_streams(up):
     server = up("--gateways", "1", "--on-loss", "end")
     pids = server.status()
@@ -119,7 +118,6 @@ def test_what_ended_the_run_reaches_the_streams(up):
     assert "expert-0" in reader.error
 
 
-@pytest.mark.alone
 def test_a_killed_gateway_process_is_named(up):
     server = up("--gateways", "2", "--on-loss", "end")
     psutil.Process(server.status()["gateway-1"]).kill()

@@ -116,7 +116,6 @@ def test_sigterm_lets_a_running_request_finish(shared_up):
     assert server.wait()[0] == 0
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_a_killed_node_ends_the_run_and_is_named(up, name):
     server = up("--attention", "1", "--experts", "2", "--on-loss", "end")

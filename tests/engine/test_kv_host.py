@@ -52,6 +52,7 @@ def asked_again(one, answers):
     assert below == one.stats().host.hit_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize("name", FAMILIES)
@@ -72,6 +73,7 @@ def test_tokens_over_blocks_from_host_memory_are_the_same(name, block_size, node
     assert 0 < stats.host.blocks <= 100 and stats.host.bytes_written >= stats.host.bytes_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_host_memory_above_a_disk_finds_everything(name, node, expected):
     """Host memory has room for a part: what is not there comes from the disk, in one restoration."""

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from afserve.clock import MonotonicClock
 from afserve.config import ModelSource
 from afserve.tracing.trace import Trace, merge
@@ -10,6 +12,7 @@ from tests.engine.driving import collect, config, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 
 
+@pytest.mark.slow
 def test_sums_and_trace(tiny_checkpoint, tmp_path, expected):
     source = ModelSource(str(tiny_checkpoint("v3")), "v3")
     cluster = LocalCluster.build(source, config(micro_batches=2), experts=2)

@@ -58,6 +58,7 @@ def test_every_topology(name, attention, experts, micro_batches, tiny_checkpoint
     assert all(rows), f"an expert node computed nothing: {rows}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_replicated_experts(name, tiny_checkpoint, expected):
     """Every expert on both of two nodes, with uneven shares: replica choice changes no token."""
@@ -86,6 +87,7 @@ def test_prefix_cache_hits(name, tiny_checkpoint, expected):
     assert cluster.attention[0].stats().prefix_hits == 48
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)

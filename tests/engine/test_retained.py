@@ -4,6 +4,7 @@ import itertools
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +133,7 @@ def test_whoever_has_most_gives_up_first(steps):
     assert not len(kept)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(16, 40))
 def test_scheduling_is_the_same_with_and_without(seed, blocks):

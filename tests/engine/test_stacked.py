@@ -108,6 +108,7 @@ def test_a_bank_that_wants_to_be_asked_is_asked(tiny_checkpoint, calls):
     assert tokens == collect(drive(colocated(source, config()), asked)) and calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "llama4", "qwen3-next"])
 def test_families_with_other_steps_go_layer_by_layer(name, folder_of, calls):
     """A gate of the shared expert, weighed inputs and states are no part of the one call."""

@@ -291,6 +291,7 @@ def test_rows_of_a_next_chunk_are_asked_for_while_one_is_computed(checkpoint):
     assert rows == [(0, 10), (1, 10), (1, 10), (1, 3), (0, 1)]
 
 
+@pytest.mark.slow
 def test_drafts_give_the_same_tokens(checkpoint, continued):
     """A draft's rows are looked up with it."""
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables")

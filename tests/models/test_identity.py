@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from afserve.models import shards, tally
 from afserve.models.identity import identify, is_full, role_of, weights_of
 from afserve.models.shards import INDEX, SINGLE, ShardFile
 from tests.patching import patch_library
+from tests.work import Calls
 
 ROLES = ("attention", "expert")
 NORM, QUERY = "model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -361,19 +361,17 @@ def sparse_checkpoint(folder, layers, experts, size):
 
 
 @pytest.mark.slow
-def test_a_large_checkpoint_is_known_soon(tmp_path, record_property):
-    """14 GB in 18,624 tensors, as a sparse file. Here: 0.6 s for the first look, 0.01 s from the cache."""
+def test_a_large_checkpoint_is_known_soon(tmp_path):
+    """14 GB in 18,624 tensors, as a sparse file: the first look goes through all, one from the cache does not."""
     size = sparse_checkpoint(tmp_path / "large", 48, 128, 750_000)
     assert size > 13_900_000_000
-    spent = {}
-    for look in ("first", "cached"):
-        began = time.process_time()
-        found = of(tmp_path / "large", cache=DigestCache(tmp_path / "cache", 0.0))
-        spent[look] = time.process_time() - began
-        record_property(look, spent[look])
-        print(f"{look} look: {spent[look]:.3f} s of CPU time")
+    made = []
+    for _ in range(2):
+        with Calls() as calls:
+            found = of(tmp_path / "large", cache=DigestCache(tmp_path / "cache", 0.0))
+        made.append(calls.made)
     assert found["expert weights"].endswith("(18,432 tensors of BF16)")
-    assert spent["cached"] < 0.2 + 0.2 * spent["first"]  # the aim is 0.2 s; a slow machine is slow at both
+    assert made[0] > 18_000 > 10 * made[1], made
     shutil.rmtree(tmp_path / "large")
 
 

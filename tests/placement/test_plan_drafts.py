@@ -266,7 +266,7 @@ def test_what_pays_at_few_requests_may_not_at_many() -> None:
 def test_auto_takes_the_best_number_for_each_candidate() -> None:
     accepted = expected_lengths(load_lengths(), "deepseek-v3", MTP, CODING)
     assert accepted is not None
-    choices = (NO_DRAFTS, *(accepted.drafts(k) for k in range(1, 9)))
+    choices = (NO_DRAFTS, *(accepted.drafts(k) for k in (1, 2, 3, 5, 8)))
     best = answer(question(draftable=choices)).best()
     fixed = [answer(question(drafts)).best() for drafts in choices]
     assert best is not None

@@ -1,7 +1,5 @@
 """Where experts go when nodes are lost: survivors untouched, biggest first, always a placement that can be reached."""
 
-from time import process_time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 from afserve.placement.migrate import stages
 from afserve.placement.placement import FREE, LayerPlacement, Placement
 from afserve.placement.recovery import homeless, in_parts, recovered
+from tests.work import Calls
 
 
 @st.composite
@@ -150,9 +149,9 @@ def test_what_finds_no_room_is_named_and_stays_valid():
 
 @pytest.mark.parametrize("lost", [frozenset({3}), frozenset(range(8, 16))])
 def test_a_large_model_is_recovered_in_a_fraction_of_a_second(lost):
-    """58 layers of 256 experts on 144 nodes: a third of a second of CPU; the limit is ten times that."""
+    """58 layers of 256 experts on 144 nodes: what is looked at grows with them, not with pairs of them."""
     placement = Placement.contiguous(layers=58, experts=256, nodes=144, slots_per_node=3)
     load_LE = np.random.default_rng(0).zipf(1.6, (58, 256)).clip(max=1000) * 1.0
-    began = process_time()
-    answer = recovered(placement, lost, 3, load_LE)
-    assert not answer.homeless and process_time() - began < 3.0
+    with Calls() as calls:
+        answer = recovered(placement, lost, 3, load_LE)
+    assert not answer.homeless and calls.made < 1

@@ -93,6 +93,7 @@ def test_numbers_are_those_of_the_file(both):
     assert (logprobs(packed, "bfloat16") - wanted).abs().mean() < 1.5 * lost
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_file(both, monkeypatch):
     (packed, _), sizes = both
     source = ModelSource(str(packed), "m")
