@@ -154,4 +154,4 @@ def test_a_large_model_is_recovered_in_a_fraction_of_a_second(lost):
     load_LE = np.random.default_rng(0).zipf(1.6, (58, 256)).clip(max=1000) * 1.0
     with Calls() as calls:
         answer = recovered(placement, lost, 3, load_LE)
-    assert not answer.homeless and calls.made < 1
+    assert not answer.homeless and calls.made < 10 * 58 * 256
