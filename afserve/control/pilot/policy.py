@@ -44,7 +44,7 @@ class PilotRules:
     again: float = 60.0
     measured: float = 120.0
     gain: float = 0.06
-    deviations: float = 2.0
+    deviations: float = 2.5
     cost: float = 5.0
 
 
