@@ -121,12 +121,12 @@ class Forecast:
         return 0.0, 0.0
 
     def _chance(self, before: float, part: float, seconds: float) -> float:
-        """What so new a part may be above those before it without a cause: Poisson's at least, and more where they have
-        varied more."""
+        """What so new a part may be above those before it without a cause: Poisson's at least, of which few come whole,
+        and more where they have varied more."""
         rates = [rate for _, rate in self._parts(part)][1:]
         level = median(rates) if rates else before
         spread = _NORMAL * median(abs(rate - level) for rate in rates) if rates else 0.0
-        return _CHANCE * max(spread, math.sqrt(before / seconds))
+        return max(_CHANCE * spread, _CHANCE * math.sqrt(before / seconds) + 1 / seconds)
 
     def _kept(self, jump: bool | None) -> list[tuple[float, float, float]]:
         """What was noted in jumps, beside them, or both, since the level is what it is."""

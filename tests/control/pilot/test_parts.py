@@ -40,6 +40,8 @@ def test_a_jump_is_seen_before_the_short_window_is_over_and_chance_is_none():
     assert jumped.present_rate == pytest.approx(14.0)
     few = told(lambda at: 0.7 if at <= 1000 else 1.0, 1020)
     assert few.present_rate == pytest.approx(0.8), "six more requests in twenty seconds are chance"
+    rare = told(lambda at: 0.2 if at > 2990 else 0.1 if at % 60 == 0 else 0.0, 3000)
+    assert not rare.jumped and rare.present_rate < 0.05, "two in ten seconds, of one a minute"
 
 
 def burst(*spans):
