@@ -132,11 +132,7 @@ class EngineSettings:
         topic="model",
     )
     kv_dtype: str = setting(
-        "auto",
-        "int8, fp8: a byte per number of keys and values.",
-        KV_DTYPES,
-        topic="kv",
-        common=True,
+        "auto", "int8, fp8: a byte per number of keys and values.", KV_DTYPES, topic="kv", common=True
     )
     block_size: int | None = _count(
         None,
@@ -195,6 +191,9 @@ class EngineSettings:
         False,
         "On GPUs: what a decode step launches is recorded for each size and launched as one CUDA graph; with expert "
         "nodes it takes --device-exchange. It has not run on a GPU yet.",
+    )
+    tensor_parallel: int = _count(
+        1, "Devices of each attention node: its heads, KV and FFNs are split over them.", Range(1, 8), "N"
     )
     share_cores: bool | None = setting(
         None,

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,10 +28,17 @@ from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_o
 LAYOUT = 1
 _ALIGNED = 16  # bytes: any element, and the words that keys are moved in
 LayerCache = tuple[Tensor, ...]
+Held = Sequence[LayerCache]
+"""Tensors of a layer, each with those that hold the same."""
 
 
 class KeptShape(Protocol):
     """What one layer keeps. As text it says what a block's bytes are: caches that share blocks have the same one."""
+
+    @property
+    def alike(self) -> tuple[int, ...]:
+        """Of the tensors of `open_layer`, how many in a row hold the same, as each of several devices has its own copy;
+        empty where no two do."""
 
     def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
         """Zeroed memory for blocks of `size` tokens, whose bytes are those of its tensors one behind the other."""
@@ -43,6 +50,7 @@ class LayerShape:
     """What one layer keeps of a token: for each of `heads` a key and a value of so many elements. With `value` None it
     is one row of `key` elements for all heads (MLA's latent)."""
 
+    alike: ClassVar[tuple[int, ...]] = ()
     heads: int
     key: int
     value: int | None = None
@@ -65,6 +73,7 @@ class IndexedShape:
     """What a layer with an indexer keeps of a token: a row of `latent` elements, and a key of `index` by which it is
     chosen."""
 
+    alike: ClassVar[tuple[int, ...]] = ()
     latent: int
     index: int
 
@@ -82,6 +91,7 @@ class BlockIndexedShape:
     """What a layer with an indexer of blocks keeps of a token: for each of `heads` a key and a value of `size`
     elements, in rows, since single ones are attended; and a key of `index` by which they are chosen."""
 
+    alike: ClassVar[tuple[int, ...]] = ()
     heads: int
     size: int
     index: int
@@ -99,6 +109,7 @@ class BlockIndexedShape:
 class StateShape:
     """What one layer keeps once in every block: `numbers` of float32, its state behind the block's last token."""
 
+    alike: ClassVar[tuple[int, ...]] = ()
     numbers: int
 
     def __str__(self) -> str:
@@ -121,14 +132,25 @@ class StateShape:
 
 class PagedCache:
     """`layers` holds each layer's tensors, (keys, values), (latent,), either with index keys, or (states,): ops take
-    them, nobody else looks."""
+    them, nobody else looks. What several devices keep `alike` is one part of a block's bytes, and written to all."""
 
-    def __init__(self, layers: tuple[LayerCache, ...], block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: tuple[LayerCache, ...],
+        block_size: int,
+        dtype: torch.dtype,
+        alike: Sequence[tuple[int, ...]] = (),
+    ) -> None:
+        """`alike` of each layer, as `KeptShape.alike`."""
         self.layers = layers
         self.block_size = block_size
         self.dtype = dtype
         self.blocks = layers[0][0].shape[0]
-        self.block_bytes = dtype.itemsize * sum(tensor[0].numel() for layer in layers for tensor in layer)
+        runs = [
+            of or (1,) * len(layer) for layer, of in zip(layers, alike or [()] * len(layers), strict=True)
+        ]
+        self._held = [_in_runs(layer, of) for layer, of in zip(layers, runs, strict=True)]
+        self.block_bytes = sum(self.layer_bytes(layer) for layer in range(len(layers)))
 
     def read(self, blocks: Sequence[int]) -> Tensor:
         """(len(blocks), block_bytes) uint8 on the host: a copy of those blocks, in the order that was asked for."""
@@ -151,32 +173,32 @@ class PagedCache:
 
     def layer_bytes(self, layer: int) -> int:
         """Of one block in this layer."""
-        return self.dtype.itemsize * sum(tensor[0].numel() for tensor in self.layers[layer])
+        return self.dtype.itemsize * sum(first[0].numel() for first, *_ in self._held[layer])
 
     def read_layer(self, layer: int, blocks: Sequence[int]) -> Tensor:
         """(len(blocks), layer_bytes) uint8 on the host: what these blocks have of one layer. On a GPU it waits for what
         the GPU was told to do so far."""
         shape = len(blocks), self.layer_bytes(layer)
         found = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        self._gather(blocks, found, self.layers[layer])
+        self._gather(blocks, found, self._held[layer])
         return found.cpu()
 
     def write_layer(self, layer: int, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace what these blocks have of one layer by what `read_layer` gave elsewhere. Raises ValueError."""
-        self._scatter(blocks, bytes_NY, self.layer_bytes(layer), self.layers[layer])
+        self._scatter(blocks, bytes_NY, self.layer_bytes(layer), self._held[layer])
 
-    def _gather(self, blocks: Sequence[int], out_NY: Tensor, tensors: LayerCache | None = None) -> None:
+    def _gather(self, blocks: Sequence[int], out_NY: Tensor, held: Held | None = None) -> None:
         self._check(blocks)
         runs = _runs(blocks)
-        for part, tensor in self._parts(out_NY, tensors):
+        for part, (tensor, *_) in self._parts(out_NY, held):
             for at, first, count in runs:
                 part[at : at + count].copy_(by_token(tensor[first : first + count]))
 
     @cached_property
     def part_bytes(self) -> int:
         """Of the smallest of a block's `parts`; 0 where memory is not in the order of the bytes outside."""
-        tensors = list(itertools.chain.from_iterable(self.layers))
-        in_order = all(by_token(tensor) is tensor and tensor.is_contiguous() for tensor in tensors)
+        tensors = self._lone_tensors
+        in_order = bool(tensors) and all(by_token(one) is one and one.is_contiguous() for one in tensors)
         return min(size for _, size in self._rows) if in_order and self._device.type == "cpu" else 0
 
     def parts(self, blocks: Sequence[int]) -> list[list[memoryview]]:
@@ -188,9 +210,15 @@ class PagedCache:
     @cached_property
     def memory(self) -> tuple[MemoryPart, ...]:
         """Of each tensor, in the order of `parts`, where its blocks lie. Empty where that is not the host's memory."""
-        tensors = list(itertools.chain.from_iterable(self.layers))
+        tensors = self._lone_tensors
         whole = all(tensor[0].is_contiguous() for tensor in tensors)
         return tuple(map(_memory_of, tensors)) if whole and self._device.type == "cpu" else ()
+
+    @cached_property
+    def _lone_tensors(self) -> list[Tensor]:
+        """All of them; none where some are alike, so that bytes in one place are not all."""
+        tensors = list(itertools.chain.from_iterable(self.layers))
+        return tensors if len(tensors) == sum(map(len, self._held)) else []
 
     @cached_property
     def _rows(self) -> list[tuple[memoryview, int]]:
@@ -208,9 +236,7 @@ class PagedCache:
         for tensor, (_, first, count) in itertools.product(self.layers[layer], _runs(blocks)):
             tensor[first : first + count].zero_()
 
-    def _scatter(
-        self, blocks: Sequence[int], bytes_NY: Tensor, row: int, tensors: LayerCache | None = None
-    ) -> None:
+    def _scatter(self, blocks: Sequence[int], bytes_NY: Tensor, row: int, held: Held | None = None) -> None:
         expect_bytes("bytes_NY", bytes_NY, (len(blocks), row))
         if len(set(blocks)) != len(blocks):
             raise ValueError(f"blocks: {len(blocks) - len(set(blocks))} of {len(blocks)} are named twice")
@@ -220,8 +246,8 @@ class PagedCache:
             # A fresh copy begins at a whole element, wherever a message put the bytes.
             moved = torch.empty(bytes_NY.shape, dtype=torch.uint8, device=self._device).copy_(bytes_NY)
         runs = _runs(blocks)
-        for part, tensor in self._parts(moved, tensors):
-            for at, first, count in runs:
+        for part, alike in self._parts(moved, held):
+            for tensor, (at, first, count) in itertools.product(alike, runs):
                 tensor[first : first + count].copy_(from_token(part[at : at + count]))
 
     @property
@@ -233,18 +259,24 @@ class PagedCache:
         if wrong is not None:
             raise ValueError(f"blocks: {wrong}, the cache has {self.blocks}")
 
-    def _parts(self, bytes_NY: Tensor, tensors: LayerCache | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, bytes_NY: Tensor, held: Held | None) -> Iterator[tuple[Tensor, LayerCache]]:
         """For each tensor of one layer, or of all, layer after layer: its columns of a payload, as `by_token` shapes
-        its blocks, and itself."""
+        its blocks, and itself with those that are alike."""
         elements, first, rows = bytes_NY.view(self.dtype), 0, len(bytes_NY)
-        for tensor in itertools.chain.from_iterable(self.layers) if tensors is None else tensors:
+        for alike in itertools.chain.from_iterable(self._held) if held is None else held:
+            tensor = alike[0]
             last = first + tensor[0].numel()
             part = elements[:, first:last].view(rows, *by_token(tensor).shape[1:])
             first = last
             if tensor.dim() == KEYS:  # a word is elements of one token in either order: fewer things to move
-                yield part.view(torch.int32), tensor.view(torch.int32)
+                yield part.view(torch.int32), tuple(one.view(torch.int32) for one in alike)
             else:
-                yield part, tensor
+                yield part, alike
+
+
+def _in_runs(layer: LayerCache, counts: Sequence[int]) -> Held:
+    ends = itertools.accumulate(counts)
+    return [layer[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def expect_bytes(name: str, bytes_NY: Tensor, shape: tuple[int, int]) -> None:

@@ -148,7 +148,7 @@ class Ops:
     ) -> PagedCache:
         """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
         opened = tuple(shape.open_layer(self._backend, blocks, block_size, dtype) for shape in layers)
-        return PagedCache(opened, block_size, dtype)
+        return PagedCache(opened, block_size, dtype, [shape.alike for shape in layers])
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor

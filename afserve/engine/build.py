@@ -21,12 +21,14 @@ from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
 from afserve.engine.warm import warm_attention
 from afserve.errors import ConfigError
+from afserve.families.device_shares import check_split
 from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
 from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
+from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
-from afserve.models.attention import load_attention
-from afserve.models.decoder import AttentionModel, LoadHalf
+from afserve.models.decoder import AttentionModel
+from afserve.models.devices.several import Devices, FurtherDevice, Joint, add_in_order
 from afserve.models.drafters.opened import open_draft_head
 from afserve.models.experts import ExpertBank
 from afserve.models.gguf.checkpoint import GgufCheckpoint
@@ -123,19 +125,21 @@ def build_attention_node(
     weights: str = "",
     groups: Sequence[KvGroup] = (),
     expert_error: float | None = None,
-    load_half: LoadHalf = load_attention,
+    devices: Devices | None = None,
     warm: bool = False,
 ) -> AttentionNode[T]:
     """Reads attention, router, shared-expert, embedding and head tensors. Raises CheckpointError.
 
     `weights` names the numbers of the whole checkpoint, as all nodes of a run agreed on them; without it the node names
     those that it reads itself, by samples. `groups` are those of the layers' KV, if not what `config` says.
-    `expert_error`: relative, of expert weights that were rounded for this node. `load_half`: see `AttentionModel`.
-    `warm`: all kernels are launched once, so that a device has compiled them.
+    `expert_error`: relative, of expert weights that were rounded for this node. `devices`: the node's, if not what
+    `config` says. `warm`: all kernels are launched once, so that a device has compiled them.
     """
     spec = spec_of(source, config.drafts())
     ops = ops or open_ops(config.device, config.threads, isa=config.isa)
     tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
+    if devices is None and config.tensor_parallel > 1:
+        devices = open_devices(source, spec, config, ops)
     model = AttentionModel(
         spec,
         tensors,
@@ -146,7 +150,7 @@ def build_attention_node(
         progress,
         config.dense_dtype,
         config.lm_head,
-        load_half,
+        None if devices is None else devices.loading,
     )
     drafts = config.drafts()
     if drafts.head:
@@ -171,6 +175,23 @@ def build_attention_node(
     if isinstance(tensors, StoredTensors):
         node.unread = told_unread(tensors, spec.layers, naming)
     return node
+
+
+def open_devices(
+    source: ModelSource, spec: ModelSpec, config: EngineConfig, ops: Ops, joint: Joint = add_in_order
+) -> Devices:
+    """As many as `config` says: GPUs that follow the node's own by number, or one CPU in the place of all. Raises
+    ConfigError where the model cannot be split over so many."""
+    count = config.tensor_parallel
+    check_split(spec, count)
+    if ops.device.type == "cpu":
+        return Devices(ops, [FurtherDevice(ops, tensors_of(source, spec, ops.device))] * (count - 1), joint)
+    first, further = ops.device.index or 0, list[FurtherDevice]()
+    with device_of(ops.device).as_current():  # which another one that is opened becomes
+        for number in range(first + 1, first + count):
+            beside = open_ops(f"{ops.device.type}:{number}", config.threads)
+            further.append(FurtherDevice(beside, tensors_of(source, spec, beside.device)))
+    return Devices(ops, further, joint)
 
 
 def build_draft_model(folder: str, target: AttentionModel, config: EngineConfig) -> DraftModel:

@@ -177,10 +177,10 @@ class GroupedQueryHalf:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
         return tensors.dense.linear(weight, bias_O=bias)
 
-    def bind(self, cache: LayerCache) -> "_BoundGroupedQuery":
+    def bind(self, cache: LayerCache) -> "BoundGroupedQuery":
         k_NGBD, v_NGBD, *index = cache
         bound = self._ops.bind_gqa(self._prepared, k_NGBD, v_NGBD)
-        return _BoundGroupedQuery(self._ops, replace(bound, index_NBI=index[0]) if index else bound)
+        return BoundGroupedQuery(self._ops, replace(bound, index_NBI=index[0]) if index else bound)
 
 
 def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
@@ -220,7 +220,7 @@ def _apart(both: Rows, a: AttentionSpec) -> tuple[Rows, Rows]:
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundGroupedQuery:
+class BoundGroupedQuery:
     ops: Ops
     bound: BoundGqa
 
@@ -297,8 +297,8 @@ class LatentHalf:
             )
         )
 
-    def bind(self, cache: LayerCache) -> "_BoundLatent":
-        return _BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
+    def bind(self, cache: LayerCache) -> "BoundLatent":
+        return BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
 
 
 def _latent_norm(a: AttentionSpec, tensors: LayerTensors, like: Tensor) -> Tensor:
@@ -338,7 +338,7 @@ def _up_projections(a: AttentionSpec, tensors: LayerTensors) -> tuple[Tensor, Te
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundLatent:
+class BoundLatent:
     ops: Ops
     bound: BoundMla
 

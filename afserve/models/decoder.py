@@ -21,25 +21,24 @@ from afserve.models.attention import load_attention
 from afserve.models.beside import DraftHead, TargetParts
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
-from afserve.models.halves import AttentionHalf, BoundHalf, LayerTensors, norm_weights
+from afserve.models.halves import BoundHalf, LayerTensors, LoadHalf, SplitLoading, norm_weights
 from afserve.models.heads import TableMaps, embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, latent_tables
-from afserve.models.router import Router, Sent, load_router, parted
+from afserve.models.router import Sent, load_router, parted
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import DenseSpec, RopeSpec
 
 log = logging.getLogger("afserve.models")
-LoadHalf = Callable[[ModelSpec, LayerTensors, Ops, Rotary, Router | None], AttentionHalf]
 
 
 class DecoderLayer:
     """One layer without its routed experts. `moe_number` counts MoE layers; None for a dense layer."""
 
     def __init__(
-        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, load_half: LoadHalf
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, split: SplitLoading | None
     ) -> None:
         self._ops = ops
         naming, layer = tensors.naming, tensors.layer
@@ -50,8 +49,9 @@ class DecoderLayer:
             if isinstance(ffn, DenseSpec)
             else load_router(spec, layer, tensors.source, naming, tensors.dtype)
         )
+        load_half: LoadHalf = load_attention if split is None else split.half
         self._half = load_half(spec, tensors, ops, rope, router)
-        self._ffn = LocalFfn(spec, tensors, ops)
+        self._ffn = LocalFfn(spec, tensors, ops, split)
         self._moe = moe = spec.layer(layer).moe
         self._latent = LatentRows(spec, moe, tensors, ops) if moe and moe.latent else None
         scaled = spec.around.scaled_by_layer
@@ -132,10 +132,10 @@ class AttentionModel:
         progress: Callable[[float], None] = lambda done: None,
         dense_dtype: str = "auto",
         lm_head: str = "auto",
-        load_half: LoadHalf = load_attention,
+        split: SplitLoading | None = None,
     ) -> None:
-        """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`. `load_half` makes each
-        layer's attention half."""
+        """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`. `split`: of a node
+        on several devices, of which `ops` is the first one's."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
         self._dense = Dense(ops, dtype, dense_dtype)
         ends = load_ends(spec, source, naming, self._dense, dtype, lm_head)
@@ -167,7 +167,7 @@ class AttentionModel:
                 shape = latent_tables if attention.kind == "mla" else head_tables
                 made[kind] = shape(attention, max_positions, dtype, ops.device, alpha_D)
             tensors = LayerTensors(source, naming, layer, dtype, self._dense, less_one)
-            found.append(DecoderLayer(spec, tensors, ops, made[kind], load_half))
+            found.append(DecoderLayer(spec, tensors, ops, made[kind], split))
             if layer == spec.layers:
                 assert naming.predictor is not None, "refused by `served_spec`"
                 self.predictor = Predictor(spec, naming.predictor, tensors, ops)

@@ -3,6 +3,7 @@
 Shapes: T tokens, H hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense, Rows, Weight
+from afserve.models.rope import Rotary
 from afserve.models.router import Router
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -47,7 +49,8 @@ class HeadShare:
     """Part `index` of `count` equal ones of a layer's query heads, and the key/value heads that these read: several
     devices keep the same one where there are fewer than devices. Each computes what its heads add to the residual
     stream (`add_heads` of models/attention.py); the sum goes into `Ops.join_half` on the first one, which adds the
-    output's bias and has the residual stream, routers, FFNs and both ends. Shapes: R rows, H hidden."""
+    output's bias and has the residual stream, routers and both ends. An FFN's inner numbers are cut as so many heads.
+    Shapes: R rows, H hidden."""
 
     index: int = 0
     count: int = 1
@@ -56,9 +59,11 @@ class HeadShare:
         return max(heads // self.count, 1)
 
     def cut_rows(self, x_R: Rows, heads: int) -> Rows:
-        """The share's own, rows or numbers, out of those of `heads` one after the other."""
+        """The share's own, rows or numbers, out of those of `heads` one after the other. Of several shares one does not
+        keep the others' memory."""
         size, first = len(x_R) // heads, self.index * heads // self.count
-        return x_R[first * size : (first + self.heads_of(heads)) * size]
+        own = x_R[first * size : (first + self.heads_of(heads)) * size]
+        return own.clone() if self.count > 1 and isinstance(own, Tensor) else own
 
     def cut_columns(self, x_HR: Tensor, heads: int) -> Tensor:
         return self.cut_rows(x_HR.T, heads).T.contiguous()
@@ -115,6 +120,21 @@ class LayerTensors:
         if spec.layer(self.layer).ffn == NO_FFN:
             return before, torch.ones_like(before)
         return before, self.norm(self.naming.post_norm, spec.hidden)
+
+
+LoadHalf = Callable[[ModelSpec, LayerTensors, Ops, Rotary, Router | None], AttentionHalf]
+Part = Callable[[Tensor], Tensor]
+"""What one of several devices adds to rows (T, H) that it is given, in float32."""
+SplitFfn = Callable[[Callable[[LayerTensors, Ops], Part], LayerTensors, int], Part | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLoading:
+    """How the layers of a node on several devices are loaded. `ffn` is told how one share of an FFN is and its inner
+    size, and gives what all add together, or None where it is not split."""
+
+    half: LoadHalf
+    ffn: SplitFfn
 
 
 def norm_weights(source: TensorSource, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:

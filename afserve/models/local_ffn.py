@@ -4,6 +4,7 @@ It knows its weights and the kernels, no residual stream but what it is given. S
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import Gating, PackedLinear
 from afserve.kernels.pointwise import sigmoid
 from afserve.models.experts import gating_of
-from afserve.models.halves import LayerTensors
+from afserve.models.halves import LayerTensors, Part, SplitLoading
 from afserve.spec import ModelSpec
 from afserve.spec_parts import (
     BOUNDED_SWIGLU,
@@ -39,31 +40,38 @@ class NormsApart:
 class LocalFfn:
     """`maps` are gate over up, or up alone, and down; None without a shared expert or dense FFN."""
 
-    def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
+    def __init__(
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, split: SplitLoading | None = None
+    ) -> None:
         naming, layer, h = tensors.naming, tensors.layer, spec.hidden
         ffn = spec.layer(layer).ffn
         self._ops, self._eps, self._spec = ops, spec.eps, ffn
+        self._gating = _gating_of(ffn)
         if isinstance(ffn, DenseSpec):
             names, inner, bias = naming.dense(layer), ffn.inner, ffn.bias
         else:
             names, inner, bias = naming.shared_expert(layer), ffn.shared_inner, ffn.shared_bias
-        self.maps: Maps | None = (
-            _maps(names[-projections_of(ffn.activation) :], (inner, h), bias, tensors) if inner else None
-        )
+        used: tuple[str, ...] = names[-projections_of(ffn.activation) :]
+
+        def part(own: LayerTensors, its: Ops) -> Part:
+            return partial(_add_part, its, self._gating or Gating(), _maps(used, (inner, h), bias, own))
+
+        self._split = None if split is None else split.ffn(part, tensors, inner)
+        whole = inner > 0 and self._split is None
+        self.maps: Maps | None = _maps(used, (inner, h), bias, tensors) if whole else None
         self._gate = self._apart = None
-        if isinstance(ffn, MoeSpec) and self.maps is not None and ffn.shared_gate:
+        if isinstance(ffn, MoeSpec) and inner and ffn.shared_gate:
             self._gate = ops.pack_linear(tensors(f"{naming.moe}.{naming.shared_gate}", 1, h))
         if isinstance(ffn, MoeSpec) and ffn.apart:
-            names = naming.before_shared, naming.after_shared, naming.after_routed
-            self._apart = NormsApart(*(tensors.norm(name, h) for name in names))
+            norms = naming.before_shared, naming.after_shared, naming.after_routed
+            self._apart = NormsApart(*(tensors.norm(name, h) for name in norms))
         self._after_H = tensors.norm(naming.after_ffn, h) if ffn.normed else None
-        self._gating = _gating_of(ffn)
         self._scale = ffn.shared_scale if isinstance(ffn, MoeSpec) else 1.0
 
     @property
     def is_plain(self) -> bool:
         """Whether `maps` and a sum are all of it."""
-        odd = (self._gate, self._apart, self._after_H, self._gating if self.maps else None)
+        odd = (self._gate, self._apart, self._after_H, self._gating if self.maps else None, self._split)
         return all(one is None for one in odd) and self._scale == 1.0
 
     @property
@@ -71,11 +79,11 @@ class LocalFfn:
         return self._after_H is not None or self._apart is not None
 
     def __call__(self, normed_TH: Tensor, x_TH: Tensor) -> Tensor | None:
-        if self.maps is None:
+        if self.maps is None and self._split is None:
             return None
         if self._apart is not None:
             normed_TH = self._ops.rms_norm(x_TH, self._apart.before_shared_H, self._eps)
-        out_TH = self._joined(normed_TH, *self.maps)
+        out_TH = self._made(normed_TH)
         if isinstance(self._spec, DenseSpec):
             return self._settled(out_TH)
         if self._scale != 1.0:
@@ -84,7 +92,11 @@ class LocalFfn:
             return out_TH
         return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)
 
-    def _joined(self, normed_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
+    def _made(self, normed_TH: Tensor) -> Tensor:
+        if self._split is not None:
+            return self._split(normed_TH).to(normed_TH.dtype)
+        assert self.maps is not None, "nothing is made without"
+        gate_up, down = self.maps
         if self._gating is None:
             return self._ops.mlp(normed_TH, gate_up, down)
         return self._ops.linear(self._gating.join(self._ops.linear(normed_TH, gate_up)), down)
@@ -103,6 +115,12 @@ class LocalFfn:
         return self._ops.rms_norm(x_TH.to(weight_H.dtype), weight_H, self._eps)
 
 
+def _add_part(ops: Ops, gating: Gating, maps: Maps, normed_TH: Tensor) -> Tensor:
+    """What one of several devices adds, in float32."""
+    gate_up, down = maps
+    return ops.logits(gating.join(ops.linear(normed_TH, gate_up)), down)
+
+
 def _gating_of(ffn: DenseSpec | MoeSpec) -> Gating | None:
     """Of a dense FFN or a shared expert; None for a plain SwiGLU."""
     if isinstance(ffn, DenseSpec):
@@ -115,20 +133,44 @@ def _gating_of(ffn: DenseSpec | MoeSpec) -> Gating | None:
 
 
 def _maps(names: tuple[str, ...], shape: tuple[int, int], bias: bool, tensors: LayerTensors) -> Maps:
-    """Of gate, up and down, or of up and down."""
+    """Of gate, up and down, or of up and down; of a share its inner numbers."""
     *first, down = names
     (inner, hidden), read, dtype = shape, tensors.source.tensor, tensors.dtype
-    dense, source = tensors.dense, tensors.source
+    dense, source, share = tensors.dense, tensors.source, tensors.share
     both_bias = down_bias = None
     if bias:
-        both_bias = torch.cat([read(bias_of(name), (inner,), dtype) for name in first])
-        down_bias = read(bias_of(down), (hidden,), dtype)
+        parts = [read(bias_of(name), (inner,), dtype) for name in first]
+        both_bias = torch.cat([share.cut_rows(part, share.count) for part in parts])
+        down_bias = read(bias_of(down), (hidden,), dtype) if share.index == 0 else None
+    if share.count > 1:
+        return _share_of_maps(first, down, shape, (both_bias, down_bias), tensors)
     if len(first) > len(set(first)):
         gate_up = [dense.read(source, first[0], (2 * inner, hidden))]
     else:
         gate_up = [dense.read(source, name, shape) for name in first]
     down_weight = dense.read(source, down, (hidden, inner))
     return dense.linear(*gate_up, bias_O=both_bias), dense.linear(down_weight, bias_O=down_bias)
+
+
+def _share_of_maps(
+    first: list[str],
+    down: str,
+    shape: tuple[int, int],
+    biases: tuple[Tensor | None, Tensor | None],
+    tensors: LayerTensors,
+) -> Maps:
+    (inner, hidden), share, dense = shape, tensors.share, tensors.dense
+
+    def read(name: str, *of: int) -> Tensor:
+        return tensors.source.tensor(name, of, tensors.dtype)
+
+    if len(first) > len(set(first)):
+        gate_up = list(read(first[0], 2 * inner, hidden).split(inner))
+    else:
+        gate_up = [read(name, inner, hidden) for name in first]
+    own = [share.cut_rows(part, share.count) for part in gate_up]
+    down_weight = share.cut_columns(read(down, hidden, inner), share.count)
+    return dense.linear(*own, bias_O=biases[0]), dense.linear(down_weight, bias_O=biases[1])
 
 
 class LatentRows:

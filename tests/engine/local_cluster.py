@@ -21,8 +21,6 @@ from afserve.engine.kv.groups import KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
-from afserve.models.attention import load_attention
-from afserve.models.decoder import LoadHalf
 from afserve.placement.migrate import fills
 from afserve.placement.placement import Placement
 
@@ -70,15 +68,13 @@ class LocalCluster:
         clock: Clock | None = None,
         wrap: Wrap = _bare,
         groups: Sequence[KvGroup] = (),
-        load_half: LoadHalf = load_attention,
         expert_memory: int = 0,
     ) -> "LocalCluster":
         """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
         device expert nodes are there, and mailboxes in host memory.
 
         `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport;
-        `groups` are what attention nodes keep, `load_half` makes their layers' attention halves. `expert_memory`: bytes
-        of each expert node, as of `build_expert_bank`.
+        `groups` are what attention nodes keep. `expert_memory`: bytes of each expert node, as of `build_expert_bank`.
         """
         spec = spec_of(source, config.drafts())
         ops = ops or open_ops(config.device, config.threads, isa=config.isa)
@@ -122,9 +118,7 @@ class LocalCluster:
             link = open_link(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device
             )
-            fronts.append(
-                build_attention_node(source, config, link, ops=ops, groups=groups, load_half=load_half)
-            )
+            fronts.append(build_attention_node(source, config, link, ops=ops, groups=groups))
         return cls(fronts, nodes, banks, plan, layout, between, expert_ops.device)
 
     def submit(self, request: GenerationRequest) -> None:

@@ -2,6 +2,7 @@
 joins what they add between attention and router. The tokens are those of one device, and of transformers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.groups import GroupKind, KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
+from afserve.families.device_shares import ffn_is_split, is_split
+from afserve.models.devices.several import add_in_order
 from afserve.models.halves import HeadShare
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
-from tests.engine.pretended_devices import Devices, add_in_order, colocated_on
+from tests.engine.pretended_devices import colocated_on
 from tests.families.tiny import TINY, build
 
 # Heads over key/value heads: 4/2, 4/1 within a window, 4 over a latent, 4 over a latent without a rank of the query,
@@ -48,6 +51,10 @@ def source_of(tmp_path, tiny_checkpoint):
     return source
 
 
+def split(devices, **fields):
+    return config(tensor_parallel=devices, **fields)
+
+
 def fields_of(name):
     return {"block_size": 16} if name == "llama4" else {}
 
@@ -56,13 +63,18 @@ def fields_of(name):
 @pytest.mark.parametrize(("name", "devices"), SPLIT)
 def test_the_tokens_are_those_of_one_device(name, devices, source_of):
     source, asked, joint = source_of(name), requests(prompts()), CountedJoint()
-    node = colocated_on(Devices(devices, joint), source, config(**fields_of(name)))
+    node = colocated_on(source, split(devices, **fields_of(name)), joint=joint)
     tokens = collect(drive(node, asked))
     assert tokens == collect(drive(colocated(source, config(**fields_of(name))), asked))
     assert joint.devices == {devices}
     spec = spec_of(source)
-    halves = sum(spec.layer(at).attention.kind != "linear" for at in range(spec.layers))
-    assert len(joint.rows) == node.stats().steps * halves, "once in each half of each step"
+    layers = [spec.layer(at) for at in range(spec.layers)]
+    halves = sum(is_split(layer.attention) for layer in layers)
+    inner = [layer.moe.shared_inner if layer.moe else layer.ffn.inner for layer in layers]
+    ffns = sum(ffn_is_split(size, devices) for size in inner)
+    assert halves and len(joint.rows) == node.stats().steps * (halves + ffns), (
+        "once in each half and FFN of a step"
+    )
 
 
 @pytest.mark.by_day(1)
@@ -74,7 +86,7 @@ def test_the_tokens_are_those_of_one_device(name, devices, source_of):
 def test_with_experts_elsewhere(name, devices, experts, source_of, expected):
     source = source_of(name)
     cluster = LocalCluster.build(
-        source, config(micro_batches=2, max_batch_tokens=12), experts=experts, load_half=Devices(devices)
+        source, split(devices, micro_batches=2, max_batch_tokens=12), experts=experts
     )
     assert collect(cluster.run(requests(prompts()))) == expected(name)
     again = list(cluster.run(requests(prompts())))
@@ -87,8 +99,8 @@ def test_with_experts_elsewhere(name, devices, experts, source_of, expected):
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("name", "devices"), [("qwen3", 4), ("v3", 2)])
 def test_preemption(name, devices, caching, source_of, expected):
-    tight = config(kv_blocks=15, micro_batches=2, prefix_caching=caching, max_batch_tokens=9)
-    node = colocated_on(Devices(devices), source_of(name), tight)
+    tight = split(devices, kv_blocks=15, micro_batches=2, prefix_caching=caching, max_batch_tokens=9)
+    node = colocated(source_of(name), tight)
     assert collect(drive(node, requests(prompts()))) == expected(name)
     assert node.stats().preemptions > 0
 
@@ -103,7 +115,7 @@ def test_a_row_does_not_depend_on_its_batch(name, dtype, source_of):
     params = SamplingParams(max_tokens=20, temperature=0.0, logprobs=3, ignore_eos=True)
 
     def answers(texts):
-        node = colocated_on(Devices(2), source, config())
+        node = colocated(source, split(2))
         events = drive(node, [GenerationRequest(i, text, params) for i, text in enumerate(texts)])
         return [[e.logprobs for e in events if e.handle == i] for i in range(len(texts))]
 
@@ -127,12 +139,12 @@ def test_parts_are_added_in_the_order_of_devices():
 @pytest.mark.parametrize("block_size", [8, 16])
 @pytest.mark.parametrize(
     ("name", "computing", "reading"),
-    [("qwen3", 2, 1), ("qwen3", 1, 2), ("qwen3-tied", 4, 2), ("qwen3", 4, 4), ("v3", 2, 2)],
+    [("qwen3", 2, 1), ("qwen3", 1, 2), ("qwen3-tied", 4, 2), ("qwen3", 4, 1), ("v3", 2, 1), ("v3", 1, 4)],
 )
 def test_blocks_move_between_nodes_of_several_devices(name, computing, reading, block_size, source_of):
-    """Blocks of a head's keys and values are the same wherever each head is kept once; else nodes have to be alike."""
+    """A block's bytes are those of one device, however many devices keep a part of it."""
     source, settings = source_of(name), config(block_size=block_size)
-    first, second = (colocated_on(Devices(count), source, settings) for count in (computing, reading))
+    first, second = (colocated(source, replace(settings, tensor_parallel=n)) for n in (computing, reading))
     (prompt,) = prompts((2 * block_size + 3,))
     (request,) = requests([prompt])
     names = second.usable_names(request)
@@ -152,11 +164,14 @@ def test_blocks_move_between_nodes_of_several_devices(name, computing, reading, 
     assert not left[0].any() and left[1].any()
 
 
-def test_heads_that_several_devices_keep_are_other_blocks(source_of):
-    source = source_of("qwen3")
-    one, two, four = (colocated_on(Devices(count), source, config()) for count in (1, 2, 4))
-    assert 2 * one.block_bytes == 2 * two.block_bytes == four.block_bytes, "two heads, each of them twice"
-    assert one.kv.fingerprint == two.kv.fingerprint != four.kv.fingerprint
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+def test_what_several_devices_keep_alike_is_once_in_a_blocks_bytes(name, source_of):
+    """Two heads, each of them on two devices of four; a latent, on all."""
+    source = source_of(name)
+    one, two, four = (colocated(source, split(count)) for count in (1, 2, 4))
+    assert one.block_bytes == two.block_bytes == four.block_bytes
+    assert one.kv.fingerprint == two.kv.fingerprint == four.kv.fingerprint
+    assert one.kv.memory([0]) is not None and four.kv.memory([0]) is None and four.kv.part_bytes == 0
 
 
 @pytest.mark.slow
@@ -165,7 +180,7 @@ def test_groups_of_kv_on_several_devices(source_of):
     source, settings = source_of("mixtral-window"), config(max_batch_tokens=32, prefill_tokens=32)
     window = KvGroup(GroupKind.WINDOW, (1, 2), 64, 4, window=20)
     groups = KvGroup(GroupKind.FULL, (0,), settings.kv_blocks, 8), window
-    node = colocated_on(Devices(2), source, settings, groups)
+    node = colocated(source, replace(settings, tensor_parallel=2), groups)
     for _ in range(2):
         assert collect(drive(node, requests(prompts()))) == collect(
             drive(colocated(source, settings), requests(prompts()))
@@ -185,10 +200,26 @@ def test_a_share_is_cut_where_heads_end():
 @pytest.mark.parametrize(
     ("name", "devices", "said"),
     [
-        ("qwen3", 3, "4 heads with 2 of keys and values are no 3 equal shares"),
-        ("olmoe", 2, "all heads together"),
+        ("qwen3", 3, "layer 0 has 4 heads .* over 2 of keys and values .* no 3 equal shares; use 2 or 4"),
+        ("olmoe", 2, "layer 0 normalises the queries of all heads together"),
     ],
 )
 def test_what_is_not_split_is_refused(name, devices, said, source_of):
     with pytest.raises(ConfigError, match=said):
-        colocated_on(Devices(devices), source_of(name), config())
+        colocated(source_of(name), split(devices))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+def test_log_probabilities_of_a_given_text_are_those_of_one_device(name, source_of):
+    source = source_of(name)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+
+    def told(devices):
+        node = colocated(source, split(devices))
+        events = drive(node, requests(prompts((40,)), params))
+        return torch.tensor(
+            [one.logprob for e in events for one in e.prompt_logprobs or () if one is not None]
+        )
+
+    wanted = told(1)
+    assert len(wanted) == 39 and torch.allclose(told(2), wanted, rtol=0, atol=1e-5)

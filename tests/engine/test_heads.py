@@ -50,7 +50,6 @@ from tests.engine.heads import (
 )
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.phased import Phased
-from tests.engine.pretended_devices import Devices, add_in_order, colocated_on
 from tests.engine.test_drafted_answers import PLACES, answered, asked_of
 from tests.families import tiny
 
@@ -630,7 +629,7 @@ def test_a_node_of_several_devices_has_the_head_on_its_first(form, tiny_checkpoi
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     made = config(draft=f"{METHOD[form]}:{head_in(tmp_path / 'head', form)}:2")
     asked = requests(prompts((9, 30)))
-    plain, node = colocated(source, made), colocated_on(Devices(2, add_in_order), source, made)
+    plain, node = colocated(source, made), colocated(source, replace(made, tensor_parallel=2))
     told, wanted = guesses_of(node), guesses_of(plain)
     assert collect(drive(node, asked)) == collect(drive(plain, asked))
     assert [guess[:3] for guess in told] == [guess[:3] for guess in wanted] and len(told) > 60

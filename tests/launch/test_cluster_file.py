@@ -84,7 +84,11 @@ def test_a_path_is_relative_to_the_file(file: Path) -> None:
         ("nodes = 2", "nodes = 4", "attention.nodes: 4, but the attention hosts have 2 devices"),
         ("nodes = 3", "nodes = 0", "experts.nodes: 0 (colocated), but the experts hosts have 3 devices"),
         ("nodes = 3", "nodes = 3\ngpus = 1", "experts.gpus: is not a key here"),
-        ("tensor_parallel = 1", "tensor_parallel = 4", "attention.tensor_parallel: 4: an attention node"),
+        (
+            "tensor_parallel = 1",
+            "tensor_parallel = 4",
+            "attention.tensor_parallel: 4: of a cluster file a node",
+        ),
         ('name = "nano"', "", "model.name: write exactly one of model.name and model.path"),
         ('name = "nano"', 'name = ""', "model.name: '' is not a text"),
         ('"there"', '"experts-0.example"', "host 1.address: 'experts-0.example' is a placeholder; write"),

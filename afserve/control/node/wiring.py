@@ -126,11 +126,12 @@ def _ops(deployment: Deployment) -> Ops:
         raise ConfigError(
             f"device: {device} on {socket.gethostname()} is AMD's, for which there are no kernels; use --device cpu"
         )
-    if device.type == "cuda" and (device.index or 0) >= count_gpus():
-        raise ConfigError(
-            f"device: {device} is not on {socket.gethostname()}; torch finds {count_gpus()} CUDA devices"
-        )
     engine = deployment.engine
+    last = (device.index or 0) + engine.tensor_parallel - 1
+    if device.type == "cuda" and last >= count_gpus():
+        raise ConfigError(
+            f"device: cuda:{last} is not on {socket.gethostname()}; torch finds {count_gpus()} CUDA devices"
+        )
     ops = open_ops(engine.device, engine.threads, isa=engine.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else engine.threads)
     return ops

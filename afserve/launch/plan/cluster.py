@@ -112,7 +112,8 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
     if width > 1:
         attention.refuse_key(
             "tensor_parallel",
-            f"{width}: an attention node of afserve runs on one device; write 1 and nodes = the number of devices",
+            f"{width}: of a cluster file a node runs on one device (`afserve up --tensor-parallel` starts nodes with "
+            "several, on one machine); write 1 and nodes = the number of devices",
         )
     _check_hosts(top, cluster)
     return cluster

@@ -31,7 +31,7 @@ def counts_of(spec: ModelSpec, machine: Machine, wishes: Wishes, seats: int, pic
 
 def _attention(machine: Machine, wishes: Wishes, seats: int, picked: dict[str, str]) -> int:
     if gpus := _gpus(wishes):
-        count, reason = max(1, gpus // 2), f"of {gpus} GPUs"
+        count, reason = max(1, gpus // 2 // wishes.engine.tensor_parallel), f"of {gpus} GPUs"
     elif seats:
         count, reason = beside(wishes.experts or 0, seats), _seated(seats)
     else:
@@ -46,7 +46,7 @@ def _experts(
     gpus, most = _gpus(wishes), min(spec.experts, 8)
     least = min(spec.experts, least_nodes(spec.experts, wishes))
     if gpus:
-        usual, reason = gpus - attention, f"of {gpus} GPUs"
+        usual, reason = gpus - attention * wishes.engine.tensor_parallel, f"of {gpus} GPUs"
     elif seats:
         usual, most, reason = beside(attention, seats), spec.experts, _seated(seats)
     else:

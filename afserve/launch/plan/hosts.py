@@ -52,17 +52,21 @@ class HostAssignment:
     managed: bool = False
     awaited: bool = False
     places: tuple[HostPlace, ...] = ()  # the hosts that are not this machine
+    width: int = 1  # GPUs in a row that an attention node has
 
     @classmethod
     def all_here(cls, deployment: Deployment, gpus: Gpus) -> "HostAssignment":
-        """Where the run's device is `cuda`, each node has a GPU of its own while there are enough."""
-        device = deployment.engine.device
-        hosted = tuple(
-            HostedNode(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
-            for number, node in enumerate(n for n in deployment.nodes if n.role in MODEL_ROLES)
-        )
-        every = [gpus.device(number) for number in range(len(gpus))] if device == "cuda" else []
-        return cls(hosted, unused=tuple(d for d in every if d not in {one.device for one in hosted}))
+        """Where the run's device is `cuda`, each node has a GPU of its own while there are enough, and each attention
+        node as many in a row as it is to have, of which its own is the first."""
+        device, width = deployment.engine.device, deployment.engine.tensor_parallel
+        number, hosted = 0, list[HostedNode]()
+        for node in (n for n in deployment.nodes if n.role in MODEL_ROLES):
+            hosted.append(
+                HostedNode(node, LOOPBACK, True, gpus.device(number) if device == "cuda" else device)
+            )
+            number += width if node.role is Role.ATTENTION else 1
+        every = [gpus.device(n) for n in range(len(gpus))] if device == "cuda" else []
+        return cls(tuple(hosted), unused=tuple(every[number:]), width=width)
 
     def having(self, node: NodeId) -> "HostAssignment":
         """The same with a place for this node, if it has none: here, on the device that the fewest nodes use.
@@ -74,10 +78,13 @@ class HostAssignment:
         if self.managed or self.awaited:
             device = next((one.device for one in self.hosted if one.node.role is node.role), "cpu")
             return replace(self, hosted=(*self.hosted, HostedNode(node, "", False, device)))
-        used = [one.device for one in self.here]
-        device = min(self.unused or dict.fromkeys(used), key=used.count, default="cpu")
+        width = self.width if node.role is Role.ATTENTION else 1
+        used = [one.device for one in self.here if width == 1 or one.node.role is node.role]
+        free = self.unused[: max(0, 1 + len(self.unused) - width)]  # they are the last ones of the machine
+        device = min(free or dict.fromkeys(used), key=used.count, default="cpu")
+        taken = self.unused[self.unused.index(device) :][:width] if device in self.unused else ()
         hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
-        return replace(self, hosted=hosted, unused=tuple(d for d in self.unused if d != device))
+        return replace(self, hosted=hosted, unused=tuple(d for d in self.unused if d not in taken))
 
     def instead(self, node: NodeId, of: NodeId) -> "HostAssignment":
         """The same with this node on the host and device of one that has gone."""

@@ -4,6 +4,7 @@ A block also holds the states of layers that have them (kernels/delta.py). Unles
 they are so long that states take no more memory than keys and values do. It knows no machine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from afserve.config import BLOCK_TOKENS
@@ -83,11 +84,19 @@ class KvRoom:
 
 
 def kv_room(
-    spec: ModelSpec, element: int, block: int, sequences: int = 0, step_tokens: int = 0, beside: int = 0
+    spec: ModelSpec,
+    element: int,
+    block: int,
+    sequences: int = 0,
+    step_tokens: int = 0,
+    beside: int = 0,
+    kept: Sequence[ModelSpec] = (),
 ) -> KvRoom:
     """Of a node that runs so many sequences at most, in steps of so many tokens. What is not the model's keeps `beside`
-    bytes of each token."""
-    windowed = spec.windowed_bytes_per_token(element) * block
-    whole = (spec.kv_bytes_per_token(element, block) + beside) * block - windowed
+    bytes of each token. `kept`: the shapes of what lies in this memory, if that is not all of the model once."""
+    shapes = kept or (spec,)
+    windowed = sum(shape.windowed_bytes_per_token(element) for shape in shapes) * block
+    tokens = sum(shape.kv_bytes_per_token(element, block) for shape in shapes)
+    whole = (tokens + beside) * block - windowed
     seen = sequences * (-(-spec.widest_window // block) + 1) + -(-step_tokens // block) + 2
     return KvRoom(block, whole, windowed, seen)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
 from afserve.launch.plan.footprint import NODE_OVERHEAD, element_bytes, gib, kept_dtype, role_bytes, usable
 from afserve.launch.plan.machine import Machine
@@ -28,7 +29,8 @@ def node_weights(
     spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share, slots: int
 ) -> NodeWeights:
     """Of one attention node and of the fullest expert node; of experts no more than --expert-memory."""
-    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), wishes.engine.dense_dtype)
+    kept = kept_dtype(spec, source, wishes)
+    own, routed = attention_bytes(spec, source, wishes, kept), role_bytes(spec, source, kept)[1]
     own += numbers_beside(wishes.engine.drafts()) * element_bytes(source, spec)
     most = wishes.engine.expert_memory_bytes or routed * slots
     host = wishes.engine.kv_host_bytes if wishes.engine.device == "cpu" else 0

@@ -14,6 +14,7 @@ from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
+from afserve.launch.plan.devices import check_devices, kept_shapes
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import (
     ExpertSlots,
@@ -135,6 +136,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
             wishes, expert_hosts=tuple(seat(expert_node(n), len(seats)) for n in range(nodes.experts))
         )
     _check_colocated_and_bits(spec, source, wishes, nodes)
+    check_devices(spec, wishes, nodes, picked)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = micro_batches_of(wishes, nodes, picked)
@@ -219,7 +221,7 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
 
 
 def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
-    """What is asked of expert nodes that are not there, and experts in few bits that nothing multiplies."""
+    """What is asked of expert nodes that are not there, and of few bits that nothing multiplies."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
         raise ConfigError("--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts")
     if wishes.engine.prompt_share != EngineSettings().prompt_share and not nodes.experts:
@@ -244,11 +246,11 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
 
 def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     """What KV takes on an attention node."""
-    element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
-    sequences = wishes.batch or _SEQUENCES
+    element, sequences = kv_element_bytes(source, spec, wishes.engine.kv_dtype), wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
     beside = bytes_beside(wishes.engine.drafts(), spec, element)
-    return kv_room(spec, element, _block(spec, source, wishes), sequences, step, beside)
+    block, kept = _block(spec, source, wishes), kept_shapes(spec, wishes)
+    return kv_room(spec, element, block, sequences, step, beside, kept)
 
 
 def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:

@@ -168,6 +168,8 @@ class Wishes:
         """What shares one memory: the nodes of a host, or of a GPU."""
         if self.gpus is None or self.hosts:
             return self.hosts or (nodes,)
+        if self.engine.tensor_parallel > 1:  # none of them shares a GPU
+            return (Share(1, 0),) * nodes.attention + (Share(0, 1),) * nodes.experts
         used = 1 if self.engine.device != "cuda" else min(len(self.gpus), nodes.total)
         roles = ["attention"] * nodes.attention + ["experts"] * nodes.experts
         dealt = [roles[number::used] for number in range(used)]

@@ -1,0 +1,73 @@
+"""Attention nodes on several devices each: whether model, machine and the rest of what was asked for allow it, and the
+shapes of what lies in one memory. Values in, values out."""
+
+from afserve.config import AUTO, ModelSource
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.device_shares import FLAG, check_split, shares_of
+from afserve.launch.plan.footprint import element_bytes, role_bytes
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.spec import ModelSpec
+
+
+def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[str, str]) -> None:
+    """Raises ConfigError, or DoesNotFitError where there are too few GPUs."""
+    engine, count = wishes.engine, wishes.engine.tensor_parallel
+    if count == 1:
+        return
+    check_split(spec, count)
+    for asked, why in (
+        (engine.dense_dtype != AUTO, "--dense-dtype: maps that are split keep the model's numbers"),
+        (engine.step_graphs, "--step-graphs: what several devices are told is not recorded"),
+        (engine.device_exchange, "--device-exchange: it is for attention nodes on one device"),
+    ):
+        if asked:
+            raise ConfigError(f"{FLAG} {count} and {why}; leave out one", param="tensor_parallel")
+    if engine.device == "cpu":
+        picked["devices"] = (
+            f"{count} of each attention node are pretended: one processor computes them in turn"
+        )
+        return
+    _check_gpus(wishes, nodes)
+    picked["devices"] = f"{count} GPUs for each attention node"
+
+
+def _check_gpus(wishes: Wishes, nodes: Share) -> None:
+    count = wishes.engine.tensor_parallel
+    if wishes.hosts or wishes.gpus is None:
+        raise ConfigError(
+            f"{FLAG} {count}: GPUs of a node are those of one machine's run; leave it out with --cluster, --ray and "
+            "--elsewhere",
+            param="tensor_parallel",
+        )
+    if wishes.engine.device != "cuda":
+        raise ConfigError(
+            f"{FLAG} {count}: --device {wishes.engine.device} is one GPU; use --device cuda",
+            param="tensor_parallel",
+        )
+    needed = count * nodes.attention + nodes.experts
+    if needed > len(wishes.gpus):
+        raise DoesNotFitError(
+            f"{FLAG} {count}: {nodes.attention} attention nodes of {count} GPUs and {nodes.experts} expert nodes "
+            f"take {needed}, and {len(wishes.gpus)} are here; ask for fewer"
+        )
+
+
+def kept_shapes(spec: ModelSpec, wishes: Wishes) -> tuple[ModelSpec, ...]:
+    """Shapes of what one attention node keeps in one memory: a GPU's, or a host's, where all its devices are."""
+    count = wishes.engine.tensor_parallel
+    if count == 1:
+        return (spec,)
+    return shares_of(spec, count).in_memory(together=wishes.engine.device == "cpu")
+
+
+def attention_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes, kept: str) -> int:
+    """Weights of an attention node in one memory: on GPUs those of its first device, which has the most. `kept`: the
+    experts' dtype."""
+    count, dense = wishes.engine.tensor_parallel, wishes.engine.dense_dtype
+    if count == 1:
+        return role_bytes(spec, source, kept, dense)[0]
+    shares = shares_of(spec, count)
+    own = role_bytes(shares.leading, source, kept, dense)[0]
+    if wishes.engine.device == "cpu":
+        own += shares.more * shares.further_parameters * element_bytes(source, spec)
+    return own

@@ -1,0 +1,148 @@
+"""The attention side of a node on several devices: each has its share of heads and FFNs, with keys and values in memory
+of its own, and what they add to the residual stream is joined on the first one, which leads.
+
+One process drives all of them, so that whoever plans steps, moves blocks or recovers knows of one node. On a CPU they
+are pretended: one processor computes the shares one after the other. Shapes: T tokens, H hidden.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from afserve.families.device_shares import ffn_is_split, is_split
+from afserve.kernels.cache import LayerCache
+from afserve.kernels.devices.opened import device_of
+from afserve.kernels.layer import Half
+from afserve.kernels.ops import Ops
+from afserve.kernels.paged import PagedBatch
+from afserve.models.attention import (
+    BoundGroupedQuery,
+    BoundLatent,
+    GroupedQueryHalf,
+    LatentHalf,
+    load_attention,
+)
+from afserve.models.dense import Dense
+from afserve.models.devices.batches import BatchCopies
+from afserve.models.devices.kept import EachShape, KeptApart
+from afserve.models.halves import AttentionHalf, HeadShare, LayerTensors, Part, SplitLoading
+from afserve.models.rope import Rotary
+from afserve.models.router import Router
+from afserve.models.weights import TensorSource
+from afserve.spec import ModelSpec
+
+Joint = Callable[[Sequence[Tensor]], Tensor]
+"""Every device's float32 (T, H) part, in the order of devices and on the one that leads, becomes their sum there."""
+
+BoundPart = BoundGroupedQuery | BoundLatent
+
+
+def add_in_order(parts: Sequence[Tensor]) -> Tensor:
+    """The first two, then the third, and so on: a row has the same sum in every batch."""
+    total_TH = parts[0]
+    for part_TH in parts[1:]:
+        total_TH = total_TH + part_TH
+    return total_TH
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherDevice:
+    """One beside the first: its kernels, and the checkpoint as read into its memory."""
+
+    ops: Ops
+    source: TensorSource
+
+
+class Devices:
+    """All of a node's: `lead`, the node's own kernels, and `further` ones."""
+
+    def __init__(self, lead: Ops, further: Sequence[FurtherDevice], joint: Joint = add_in_order) -> None:
+        self._lead, self._further, self._joint = lead, further, joint
+        self._batches = BatchCopies()
+        self.every = (lead, *(one.ops for one in further))
+        self.loading = SplitLoading(self._load_half, self._split_ffn)
+
+    def _load_half(
+        self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
+    ) -> AttentionHalf:
+        """Of heads that are split; a whole one is on the device that leads."""
+        attention = spec.layer(tensors.layer).attention
+        if not is_split(attention):
+            return load_attention(spec, tensors, ops, rope, router)
+        kind: type[GroupedQueryHalf] | type[LatentHalf]
+        kind = LatentHalf if attention.kind == "mla" else GroupedQueryHalf
+        parts = [
+            kind(spec, own, its, _rope_on(rope, its.device), router if own.share.index == 0 else None)
+            for its, own in self._shares(tensors)
+        ]
+        return JoinedHalf(parts, attention.kv_heads, self)
+
+    def _split_ffn(
+        self, load: Callable[[LayerTensors, Ops], Part], tensors: LayerTensors, inner: int
+    ) -> Part | None:
+        """What all devices add together, in float32; None for an FFN that is whole on the one that leads."""
+        if not ffn_is_split(inner, len(self.every)):
+            return None
+        parts = [load(own, its) for its, own in self._shares(tensors)]
+        return lambda x_TH: self.sum_parts(x_TH, parts)
+
+    def sum_parts(self, x_TH: Tensor, parts: Sequence[Part]) -> Tensor:
+        """Rows are on their way to all devices before the first one is told its part, so that none waits for it."""
+        lead = self._lead.device
+        there = [x_TH.to(one.ops.device, non_blocking=True) for one in self._further]
+        sums = [parts[0](x_TH)]
+        for one, part, own_TH in zip(self._further, parts[1:], there, strict=True):
+            with device_of(one.ops.device).as_current():
+                sums.append(part(own_TH))
+        return self._joint([sum_TH.to(lead, non_blocking=True) for sum_TH in sums])
+
+    def batch_on(self, number: int, batch: PagedBatch) -> PagedBatch:
+        """A step's integers where device `number` reads them."""
+        return self._batches.batch_on(self.every[number], batch)
+
+    def _shares(self, tensors: LayerTensors) -> list[tuple[Ops, LayerTensors]]:
+        count = len(self.every)
+        found = [(self._lead, replace(tensors, share=HeadShare(0, count)))]
+        for index, one in enumerate(self._further, 1):
+            dense, share = Dense(one.ops, tensors.dtype), HeadShare(index, count)
+            found.append((one.ops, replace(tensors, source=one.source, dense=dense, share=share)))
+        return found
+
+
+class JoinedHalf:
+    """Of `parts`, one a device; the first one's has the norm behind it and the router."""
+
+    def __init__(
+        self, parts: Sequence[GroupedQueryHalf | LatentHalf], kv_heads: int, devices: Devices
+    ) -> None:
+        self._parts, self._devices = parts, devices
+        each = parts[0].keeps
+        assert isinstance(each, EachShape), "of heads or a latent"
+        self.keeps = KeptApart(each, kv_heads, devices.every)
+
+    def bind(self, cache: LayerCache) -> "BoundJoined":
+        own = [part.bind(self.keeps.of_device(number, cache)) for number, part in enumerate(self._parts)]
+        return BoundJoined(own, self._devices)
+
+
+class BoundJoined:
+    bound = None  # no backend runs it in one call
+
+    def __init__(self, parts: Sequence[BoundPart], devices: Devices) -> None:
+        self._parts, self._devices = parts, devices
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        devices, lead = self._devices, self._parts[0]
+        own = [partial(_add_heads, part, devices, n, batch) for n, part in enumerate(self._parts)]
+        return lead.ops.join_half(x_TH, lead.bound, devices.sum_parts(x_TH, own))
+
+
+def _add_heads(part: BoundPart, devices: Devices, number: int, batch: PagedBatch, x_TH: Tensor) -> Tensor:
+    return part.add_heads(x_TH, devices.batch_on(number, batch))
+
+
+def _rope_on(rope: Rotary, device: torch.device) -> Rotary:
+    return rope if rope.cos_PD.device == device else Rotary(rope.cos_PD.to(device), rope.sin_PD.to(device))

@@ -1,0 +1,126 @@
+"""Attention nodes on several devices: what fits is what a device keeps, GPUs are dealt in rows, and the rest is refused
+before anything starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from afserve.config import EngineSettings, ModelSource
+from afserve.engine.build import colocated
+from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.device_shares import shares_of
+from afserve.families.table import load_spec
+from afserve.kernels.cache import PagedCache
+from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.hosts import HostAssignment
+from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.models import find_model
+from afserve.launch.plan.topology import choose
+from afserve.launch.plan.wishes import Wishes
+from afserve.member import attention_node, expert_node
+from tests.engine.driving import config
+
+CARD = 141 << 30
+CPU = EngineSettings(tensor_parallel=2)
+
+
+def cards(count):
+    return Gpus(("H200",) * count, (CARD,) * count, (CARD,) * count)
+
+
+def chosen(spec, devices, gpus=16, **asked):
+    engine = EngineSettings(device="cuda", tensor_parallel=devices)
+    wishes = Wishes(**{"attention": 1, "experts": 8} | asked, engine=engine, gpus=cards(gpus))
+    return choose(spec, ModelSource("/a/folder", "a model"), Machine(64, 1 << 40, 1 << 40, ""), wishes)
+
+
+def known(name, folder):
+    return replace(load_spec(find_model(name, folder).folder), fp8_block=(128, 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "kv"),
+    [
+        ("qwen3-235b-a22b", 2, 1 / 2),
+        ("qwen3-235b-a22b", 4, 1 / 4),
+        ("qwen3-235b-a22b", 8, 1 / 4),  # four heads of keys and values, each on two devices
+        ("deepseek-v3", 4, 1),  # a latent is whole on each
+    ],
+)
+def test_a_gpu_has_its_part_of_kv_and_weights(name, devices, kv, tmp_path):
+    spec = known(name, tmp_path)
+    one, several = chosen(spec, 1, kv_tokens=1 << 16), chosen(spec, devices, kv_tokens=1 << 16)
+    assert several.attention.kv == pytest.approx(one.attention.kv * kv)
+    shares = shares_of(spec, devices)
+    ends = 2 * spec.vocab_size * spec.hidden
+    whole = [2 * one.attention_parameters() for one in (spec, shares.leading)]
+    assert [one.attention.weights, several.attention.weights] == whole
+    assert whole[0] / devices < several.attention.weights < 2 * ends + (whole[0] - 2 * ends) / devices * 2.2
+    assert shares.further_parameters < (whole[1] - 2 * ends) / 2
+    assert chosen(spec, devices).kv_tokens_of_node >= chosen(spec, 1).kv_tokens_of_node
+
+
+@pytest.mark.parametrize("name", ["qwen3", "v3", "qwen3-next", "dsa"])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_what_is_counted_is_what_a_node_takes(name, devices, tiny_checkpoint):
+    """On a CPU, where all devices of a node are one memory. Blocks of states are filled up by a few bytes."""
+    folder = tiny_checkpoint(name)
+    spec = load_spec(folder)
+    if name == "qwen3-next" and devices == 4:
+        pytest.skip("its heads are no 4 equal shares")
+    source = ModelSource(str(folder), "tiny", dtype="float32")
+    wishes = Wishes(
+        1, colocated=True, kv_tokens=640, max_model_len=100, engine=EngineSettings(tensor_parallel=devices)
+    )
+    found = choose(spec, source, Machine(2, 8 << 30, 8 << 30), wishes)
+    engine = found.deployment.engine
+    settings = config(kv_blocks=engine.kv_blocks, block_size=engine.block_size, tensor_parallel=devices)
+    cache = colocated(source, settings).kv._memory
+    assert isinstance(cache, PagedCache)
+    taken = sum(tensor.numel() * tensor.itemsize for layer in cache.layers for tensor in layer)
+    assert found.attention.kv == pytest.approx(taken, rel=0.02)
+
+
+def test_gpus_are_dealt_in_rows(tmp_path):
+    run = chosen(known("qwen3-235b-a22b", tmp_path), 2, 10, attention=2, experts=4)
+    assignment = HostAssignment.all_here(run.deployment, cards(10))
+    assert [one.device for one in assignment.hosted] == [f"cuda:{n}" for n in (0, 2, 4, 5, 6, 7)]
+    assert assignment.unused == ("cuda:8", "cuda:9")
+    more = assignment.having(attention_node(2))
+    assert more.devices[attention_node(2)] == "cuda:8" and more.unused == ()
+    one = assignment.having(expert_node(4))
+    assert one.devices[expert_node(4)] == "cuda:8" and one.unused == ("cuda:9",)
+    assert one.having(attention_node(2)).devices[attention_node(2)] in ("cuda:0", "cuda:2"), (
+        "two in a row are not left"
+    )
+
+
+def test_as_many_nodes_as_there_are_gpus_for(tmp_path):
+    spec = known("qwen3-235b-a22b", tmp_path)
+    found = chosen(spec, 2, 8, attention=None, experts=None)
+    assert found.picked["attention"] == "2, of 8 GPUs" and found.picked["experts"] == "4, of 8 GPUs"
+    assert found.picked["devices"] == "2 GPUs for each attention node"
+    said = r"--tensor-parallel 4: 2 attention nodes of 4 GPUs and 2 expert nodes take 10, and 8 are here"
+    with pytest.raises(DoesNotFitError, match=said):
+        chosen(spec, 4, 8, attention=2, experts=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"dense_dtype": "int8"}, "and --dense-dtype: maps that are split"),
+        ({"step_graphs": True}, "and --step-graphs: "),
+        ({"device_exchange": True}, "and --device-exchange: "),
+        ({"tensor_parallel": 3}, r"no 3 equal shares; use "),
+        ({"device": "cuda:1"}, "--device cuda:1 is one GPU; use --device cuda"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked, said, tmp_path):
+    engine = replace(CPU, **asked)
+    gpus = None if engine.device == "cpu" else cards(8)
+    with pytest.raises(ConfigError, match=said) as refused:
+        wishes = Wishes(1, 2, engine=engine, gpus=gpus)
+        choose(
+            known("qwen3-235b-a22b", tmp_path), ModelSource("/a", "q"), Machine(2, 1 << 42, 1 << 42), wishes
+        )
+    assert refused.value.exit_code == 2
