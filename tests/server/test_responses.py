@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -95,10 +96,6 @@ def test_a_response_follows_another(client, server):  # noqa: F811
 def test_what_is_kept(client, server):  # noqa: F811
     said = client.responses.create(model="tiny", input="hello")
     assert client.responses.retrieve(said.id).output_text == said.output_text
-    assert len(client.responses.input_items.list(said.id, order="asc").data) == 1
-    for name, query in (("limit", {"limit": 1}), ("order", {"order": "desc"})):
-        with pytest.raises(openai.BadRequestError, match=f"{name}: is not supported"):
-            client.responses.input_items.list(said.id, **query)
     with pytest.raises(openai.BadRequestError, match="stream: is not supported"):
         client.responses.retrieve(said.id, stream=True)
     assert [item.role for item in client.responses.input_items.list(said.id)] == ["user"]
@@ -108,6 +105,53 @@ def test_what_is_kept(client, server):  # noqa: F811
     unkept = client.responses.create(model="tiny", input="hello", store=False)
     with pytest.raises(openai.NotFoundError, match="not kept"):
         client.responses.create(model="tiny", input="x", previous_response_id=unkept.id)
+
+
+INPUT = [
+    {"role": "user", "content": "hello \ud800"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
+    {"type": "reasoning", "id": "mine", "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "function_call", "id": "mine", "call_id": "c", "name": "time", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "noon"},
+    {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+]
+
+
+def test_what_was_asked_is_a_list_of_items_with_ids(server):  # noqa: F811
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        said = client.responses.create(model="tiny", input=INPUT, tools=TOOLS)
+        items = client.responses.input_items
+        page = items.list(said.id, order="asc")
+        kinds = [item.type for item in page.data]
+        assert kinds == [item.get("type", "message") for item in INPUT]
+        assert [part.text for item in page.data[5:] for part in item.content] == ["hello"] * 2
+        ids = [item.id for item in page.data]
+        assert len(set(ids)) == len(ids) and ids[2] == "mine" and not page.has_more
+        assert [item.id for item in items.list(said.id, limit=2)] == ids[::-1]  # over four pages
+        assert [item.id for item in items.list(said.id, order="asc", after=ids[4])] == ids[5:]
+        more = client.responses.create(model="tiny", input="so?", previous_response_id=said.id)
+        listed = items.list(more.id, order="asc").data
+        assert [item.id for item in listed[: len(ids) + 1]] == [*ids, said.output[0].id]
+        assert len(listed) == len(ids) + 2
+
+
+@pytest.mark.parametrize(
+    ("query", "what"),
+    [
+        ("limit=0", "limit: '0' is no number from 1 to 100"),
+        ("limit=101", "limit: '101' is no number"),
+        ("order=up", "order: 'up' is neither asc nor desc"),
+        ("after=nobody", "after: 'nobody' is not in this list"),
+        ("include=file_search_call.results", "include: is not supported"),
+    ],
+)
+def test_a_list_of_items_refuses_by_name(client, query, what):
+    said = client.responses.create(model="tiny", input="hello")
+    answer = httpx.get(f"{client.base_url}responses/{said.id}/input_items?{query}")
+    assert answer.status_code == 400 and what in answer.json()["error"]["message"]
 
 
 def test_cut_off(client, server):  # noqa: F811

@@ -1,7 +1,6 @@
 """/v1/files and /v1/batches: JSONL in, JSONL out. A batch's lines go through the endpoints that they name."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -18,6 +17,7 @@ from afserve.server.batches.files import PURPOSES, FileStore
 from afserve.server.batches.work import Worker
 from afserve.server.bodies.fields import Fields, or_else, parse_object
 from afserve.server.endpoints.service import Service
+from afserve.server.replies.pages import page_of
 from afserve.server.replies.refusal import json_response
 
 WINDOW = "24h"
@@ -130,42 +130,6 @@ def _metadata(fields: Fields) -> Mapping[str, object] | None:
             f"is not at most {MAX_METADATA} pairs of texts of at most {MAX_METADATA_CHARACTERS} characters",
         )
     return given.raw()
-
-
-MOST = 10_000  # of a page, as OpenAI has it for files
-Entry = Mapping[str, object]
-
-
-def page_of(entries: Sequence[Entry], query: Mapping[str, str]) -> dict[str, object]:
-    """A page of OpenAI's list, which comes newest first. Raises RequestError that names what the query has wrong."""
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError.about("order", f"{shown(order)} is neither asc nor desc")
-    found = list(entries if order == "desc" else reversed(entries))
-    found = found[_begin(found, query.get("after")) :]
-    data = found[: _limit(query.get("limit"))]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    more = len(found) > len(data)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}
-
-
-def _begin(entries: Sequence[Entry], after: str | None) -> int:
-    if after is None:
-        return 0
-    at = next((i for i, entry in enumerate(entries) if entry["id"] == after), None)
-    if at is None:
-        raise RequestError.about("after", f"{shown(after)} is not in this list; leave it out to begin anew")
-    return at + 1
-
-
-def _limit(given: str | None) -> int:
-    if given is None:
-        return MOST
-    # Longer digits are not read at all: that takes the square of their length.
-    limit = int(given) if re.fullmatch("[0-9]{1,5}", given) else 0
-    if not 1 <= limit <= MOST:
-        raise RequestError.about("limit", f"{shown(given)} is no number from 1 to {MOST}")
-    return limit
 
 
 MAX_PARTS = 15

@@ -1,5 +1,6 @@
 """The endpoints of other APIs on the one chat request: who translates a body, and in whose words it is answered."""
 
+import asyncio
 import json
 import logging
 import sqlite3
@@ -25,6 +26,7 @@ from afserve.server.bodies.unsupported import KnownField, refuse_known
 from afserve.server.endpoints.service import Service
 from afserve.server.http.body import CountedBody
 from afserve.server.metrics.spans import origin_of, span_of
+from afserve.server.replies.pages import page_of
 from afserve.server.replies.refusal import json_response
 from afserve.server.replies.surface import Surface
 from afserve.server.replies.wording import Usage, encode
@@ -32,6 +34,7 @@ from afserve.server.state.database import Store, transaction
 from afserve.server.surfaces.anthropic_events import MessageSurface
 from afserve.server.surfaces.ollama import OllamaSurface
 from afserve.server.surfaces.response_events import ResponseSurface
+from afserve.server.surfaces.response_items import listed_items
 from afserve.server.text.kinds import BodyKind
 
 
@@ -116,10 +119,8 @@ _WHOLE = {
     ),
     "include": KnownField(str, "leave it out", ("reasoning.encrypted_content",)),
 }
-_ALL_ITEMS = {
-    **dict.fromkeys(("after", "limit", "include"), KnownField(str, "all items are given; leave it out")),
-    "order": KnownField(str, "they come as they were sent; leave it out", ("asc",)),
-}
+_ITEMS = {"include": _WHOLE["include"]}
+_USUAL_ITEMS, _MOST_ITEMS = 20, 100  # of a page, as OpenAI has it
 _PREFIX = {BodyKind.MESSAGE: "msg_", BodyKind.RESPONSE: "resp_"}  # of an answer's id, where the API has one
 
 
@@ -233,7 +234,9 @@ class Responses(Spoken):
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        refuse_known(Fields(request.query_params), _ALL_ITEMS)
+        query = request.query_params
+        refuse_known(Fields(query), _ITEMS)
         stored = await self._store.get_response(owner_of(request), request.path_params["response_id"])
-        lead = b'{"object":"list","has_more":false,"first_id":null,"last_id":null,"data":'
-        return Whole([lead, stored.asked, b"}"], self._service.settings.write_deadline)
+        items = await asyncio.to_thread(listed_items, stored.asked)
+        page = page_of(items, query, usual=_USUAL_ITEMS, most=_MOST_ITEMS)
+        return Whole([json.dumps(page).encode()], self._service.settings.write_deadline)
