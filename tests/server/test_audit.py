@@ -166,6 +166,45 @@ def test_a_line_that_a_crash_has_cut_stays_a_line(tmp_path):
     assert broken is not None and broken[1] == 2
 
 
+def checked(*given):
+    return CliRunner().invoke(audit, list(map(str, given)))
+
+
+def test_lines_that_are_missing_at_the_end(tmp_path):
+    path = tmp_path / "log"
+    written(path, 5)
+    whole, hashes = path.read_bytes(), [entry["hash"] for entry in entries(path)]
+    alone = checked(path)
+    assert alone.exit_code == 0 and "missing at the end cannot be seen" in alone.output
+    known = checked(path, "--last", hashes[2], "--lines", 5)
+    assert known.exit_code == 0 and "with 2 lines behind it" in known.output and "cannot" not in known.output
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+    assert checked(path).exit_code == 0 and checked(path, "--last", hashes[2], "--lines", 3).exit_code == 0
+    for option, value, said in (
+        ("--last", hashes[4], "hash of --last"),
+        ("--lines", 5, "at least 5 are expected"),
+    ):
+        cut = checked(path, option, value)
+        assert cut.exit_code == 1 and said in cut.output and "missing at the end" in cut.output
+    path.write_bytes(b"")
+    assert checked(path, "--last", hashes[0]).exit_code == 1 and "0 lines" in checked(path).output
+    odd = checked(path, "--last", "ABC")
+    assert isinstance(odd.exception, ConfigError) and "--last: 'ABC' is no hash" in str(odd.exception)
+
+
+@pytest.mark.parametrize("bytes_left", [1, 60, -1])
+def test_a_torn_last_line_is_told(tmp_path, bytes_left):
+    """Also where the line feed alone is missing: what an append writes is whole or not there."""
+    path = tmp_path / "log"
+    written(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1] + lines[2][:bytes_left])
+    torn = checked(path)
+    second = json.loads(lines[1])["hash"]
+    assert torn.exit_code == 1 and "line 3 is cut off: its end is missing" in torn.output
+    assert f"2 lines before it hold, up to {second}" in torn.output
+
+
 def test_long_lines_follow_each_other(tmp_path):
     """Of another process, so that the end of the file has to be read; none is longer than a line may be."""
     path = tmp_path / "log"

@@ -108,7 +108,7 @@ def test_what_is_kept(client, server):  # noqa: F811
 
 
 INPUT = [
-    {"role": "user", "content": "hello \ud800"},
+    {"role": "user", "content": "hello"},
     {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
     {"type": "reasoning", "id": "mine", "content": [{"type": "reasoning_text", "text": "hm"}]},
     {"type": "function_call", "id": "mine", "call_id": "c", "name": "time", "arguments": "{}"},

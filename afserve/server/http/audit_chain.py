@@ -28,23 +28,28 @@ def hash_of(line: bytes) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """Of so many lines the last hash. `broken`: the file and the number in it, from 1, of the first line that does not
-    follow from those before, and why; None where all do."""
+    follow from those before, and why; None where all do. `behind`: lines after the one with the hash that was asked
+    for; None where no line has it."""
 
     lines: int
     last: str
     broken: tuple[Path, int, str] | None = None
+    behind: int | None = None
 
 
-def check_chain(paths: Sequence[Path], after: str = START) -> Checked:
-    """Files in the order in which they were written; the first one goes on behind the hash `after`. Raises OSError. It
-    cannot tell whether lines at the end are missing: keep the last hash elsewhere for that."""
+def check_chain(paths: Sequence[Path], after: str = START, known: str = START) -> Checked:
+    """Files in the order in which they were written; the first one goes on behind the hash `after`. Raises OSError.
+    Lines that are missing at the end show only where `known`, the hash of a line that was there, is given."""
     count, before = 0, after
+    seen = 0 if known in (after, START) else None
     for path in paths:
         for number, line in enumerate(_lines(path), 1):
             if why := _fault(line, before):
-                return Checked(count, before, (path, number, why))
+                return Checked(count, before, (path, number, why), None if seen is None else count - seen)
             count, before = count + 1, hash_of(line) or START
-    return Checked(count, before)
+            if before == known:
+                seen = count
+    return Checked(count, before, None, None if seen is None else count - seen)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -56,6 +61,8 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _fault(line: bytes, before: str) -> str:
     """Of a line that is not what `chained` writes behind that hash, to the byte."""
+    if not line.endswith(b"\n"):
+        return "is longer than a line may be" if len(line) == MOST_LINE else "is cut off: its end is missing"
     try:
         entry = json.loads(line)
         told = entry.pop("hash")
