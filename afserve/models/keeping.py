@@ -54,6 +54,19 @@ class KeptFormat:
         return 8.0 if self.int8 else 8.0 * dtype.itemsize
 
 
+def kept_as_stored(spec: ModelSpec, ops: Ops, dtype: torch.dtype) -> tuple[str, ...]:
+    """The formats of fewer bits in which `auto` leaves a checkpoint's experts with these kernels and rows of `dtype`;
+    elsewhere the same weights are rounded to `dtype`, so that what is computed with them differs."""
+    how = spec.quantization
+    in_ggml = how is not None and how.gguf
+    held = {
+        "fp8": spec.fp8_block == (GROUP, GROUP) and ops.holds_fp8(dtype),
+        "int4": how is not None and not in_ggml and ops.holds_int4(dtype),
+        "ggml": in_ggml and ops.ggml is not None and ops.ggml.holds(dtype),
+    }
+    return tuple(name for name, is_held in held.items() if is_held)
+
+
 class Keeping:
     """The choice for each MoE layer. Raises ConfigError where `expert_dtype` asks for what the kernels lack."""
 

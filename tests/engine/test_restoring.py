@@ -1,10 +1,12 @@
 """When KV is read from a tier and when it is computed, and what is said of it: scripted tiers, a fake clock."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from afserve.cli.status import tier_lines
 from afserve.clock import FakeClock
@@ -15,6 +17,7 @@ from afserve.config_sizes import bytes_of
 from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.build import spec_of
 from afserve.engine.kv.blocks import BlockPool
 from afserve.engine.kv.cache import Fingerprint
 from afserve.engine.kv.moving.jobs import LEAST_SECONDS, UNKNOWN_SECONDS
@@ -32,9 +35,11 @@ from afserve.engine.scheduling.request import (
 )
 from afserve.engine.stats import AttentionStats, HostStats, KvStats, TierStats
 from afserve.errors import ConfigError
+from afserve.kernels.ops import Ops
 from afserve.launch.plan.checkup_disk import disk
 from afserve.member import attention_life
 from afserve.metrics import render
+from afserve.models.keeping import kept_as_stored
 from afserve.server.metrics.nodes import counted, hits
 from tests.engine.test_kv_moves import SOURCE, Exchange, Node
 
@@ -348,10 +353,12 @@ def test_metrics_and_status_say_where_prompts_were_found():
     )
 
 
-def opened(**settings):
+def opened(stored=(), **settings):
     """(the tiers below, if any, what was said: (text, whether it warns))"""
     said = []
-    kv = SimpleNamespace(fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES)
+    kv = SimpleNamespace(
+        fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES, experts_as_stored=stored
+    )
     blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES, memory=lambda blocks: None)
     place = KvPlace(
         3,
@@ -396,6 +403,35 @@ def test_host_memory_comes_before_the_disk(tmp_path):
     host, disk = kv._tiers
     assert (host.name, disk.name) == ("host", "disk") and host._below is disk
     disk._disk.close()
+
+
+def test_files_say_in_what_experts_were_kept(tmp_path):
+    """KV of a run whose kernels left experts in FP8 is not found by one that rounded them to the rows' dtype."""
+    folders = []
+    for stored, dtype in [
+        ((), "auto"),
+        (("fp8",), "auto"),
+        (("fp8",), "int8"),
+        ((), "int8"),
+        (("fp8",), "auto"),
+    ]:
+        kv, _ = opened(stored, kv_ssd=str(tmp_path), kv_ssd_size="2MiB", expert_dtype=dtype)
+        folders.append(kv._tiers[0]._disk.store.folder)
+        kv._tiers[0]._disk.close()
+    rounded, kept, int8, also_int8, again = folders
+    assert len({rounded, kept, int8}) == 3 and again == kept and also_int8 == int8
+
+
+def test_what_kernels_leave_as_it_is_stored():
+    """FP8 in blocks of 128 alone, where the kernels multiply it for rows of this dtype."""
+    spec = replace(spec_of(ModelSource("configs/nano", "nano")), fp8_block=(128, 128))
+    holds = SimpleNamespace(
+        holds_fp8=lambda dtype: dtype is torch.bfloat16, holds_int4=lambda dtype: True, ggml=None
+    )
+    kept = partial(kept_as_stored, ops=cast(Ops, holds))
+    assert kept(spec, dtype=torch.bfloat16) == ("fp8",)
+    assert kept(spec, dtype=torch.float32) == kept(replace(spec, fp8_block=None), dtype=torch.bfloat16) == ()
+    assert kept(replace(spec, fp8_block=(64, 64)), dtype=torch.bfloat16) == ()
 
 
 def test_a_folder_is_read_as_it_was_measured(tmp_path):

@@ -26,6 +26,7 @@ from afserve.kernels.cache import LAYOUT, KeptShape, PagedCache
 from afserve.kernels.devices.device import Event
 from afserve.kernels.formats.eight_bits import KV_DTYPES
 from afserve.models.decoder import AttentionModel
+from afserve.models.keeping import kept_as_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class KvCache:
             layout=layout_of(keeps) if len(groups) == 1 else grouped_layout(groups, keeps),
             block_size=first.block_size,
         )
+        self.experts_as_stored = kept_as_stored(model.spec, model.ops, model.dtype)
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
         self.on_part: OnEvict | None = None

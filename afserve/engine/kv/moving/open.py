@@ -24,6 +24,7 @@ from afserve.config_sizes import bytes_of
 from afserve.credentials import Credentials
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
+from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.disk import DiskTier
 from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.inherited import Inheritance
@@ -137,7 +138,7 @@ def _host(node: Node, place: KvPlace, clock: Clock, below: DiskTier | None) -> H
 def _disk(node: Node, place: KvPlace, clock: Clock) -> DiskTier | None:
     engine, kv = place.engine, node.kv
     try:
-        what = _what(kv.fingerprint.digest, place)
+        what = _what(kv, place)
     except CheckpointError as error:
         place.warn(
             f"KV is not kept on disk: what it stands for cannot be told from the checkpoint: {error.message}"
@@ -166,14 +167,16 @@ def _reading(place: KvPlace, store: DiskStore) -> DiskWorkers:
     return workers
 
 
-def _what(attention: str, place: KvPlace) -> str:
+def _what(kv: KvCache, place: KvPlace) -> str:
     """Equal where the same tokens have the same KV. A layer's keys stand on what the experts below it gave, so their
-    weights and how these and the rows are rounded belong to it; files outlive the run that wrote them."""
+    weights and how these and the rows are rounded belong to it; files outlive the run that wrote them. What `auto`
+    leaves as it is stored depends on the kernels, which are taken to be this node's on expert nodes too."""
     engine = place.engine
     experts = identify(place.source, ("expert",), DigestCache(user_folder()))[weights_of("expert")]
     # Files that are older than these settings say nothing of them.
-    later = [engine.dense_dtype] * (engine.dense_dtype != AUTO) + [f"kv {engine.kv_dtype}"] * (
-        engine.kv_dtype != AUTO
-    )
-    said = "\0".join((attention, experts, engine.expert_dtype, engine.wire_dtype, *later))
+    later = [engine.dense_dtype] * (engine.dense_dtype != AUTO)
+    later += [f"kv {engine.kv_dtype}"] * (engine.kv_dtype != AUTO)
+    if engine.expert_dtype == AUTO:
+        later += [f"experts in {name}" for name in kv.experts_as_stored]
+    said = "\0".join((kv.fingerprint.digest, experts, engine.expert_dtype, engine.wire_dtype, *later))
     return blake2b(said.encode(), digest_size=32).hexdigest()
