@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from afserve.server.metrics.key_meter import MOST
+
 NODE = shutil.which("node")
 FOLDER = Path(__file__).resolve().parents[2] / "afserve/server/static/live"
 CHART = """
@@ -59,3 +61,16 @@ def test_lines_are_of_those_who_asked_the_most(tmp_path):
     names, _, added = drawn(tmp_path, past, [hits, second, third, fourth])
     assert names == ["constructor", "toString", "k7", "k6", "k5", "k4"]
     assert [values[:2] for values in added] == [[0.25, 1], [None, None], [0.5, None]]
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no node on this machine")
+def test_a_key_that_may_have_been_shown_before_begins_with_what_it_asks_now(tmp_path):
+    """Where all places are taken, its counts may be those of hours; where one is free, it is new."""
+    assert f"const MOST = {MOST};" in (FOLDER / "keys.js").read_text()
+    hits = {f"k{i}": [10, 5] for i in range(MOST)}
+    full = {name: hits[name] for name in [*hits][1:]}
+    frames = [hits, {**full, "back": [1000, 900]}, {**full, "back": [1100, 910]}]
+    names, _, added = drawn(tmp_path, {"at": [], "keys": {}}, frames)
+    assert names[0] == "back" and [values[0] for values in added] == [None, 0.1]
+    names, _, added = drawn(tmp_path, {"at": [], "keys": {}}, [full, {**full, "new": [1000, 900]}])
+    assert names[0] == "new" and added[0][0] == 0.9

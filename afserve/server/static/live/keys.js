@@ -5,6 +5,7 @@ import { $, color, fillRows, percent } from "./page.js";
 
 const LINES = ["--attention", "--expert", "--good", "--bad", "--own", "--dim"];
 const OTHERS = "other keys";
+const MOST = 24;  // keys of which a gateway shows the counts: a further one takes the place of another
 
 const chart = shareChart("shares", "Prompt tokens found, by key");
 
@@ -29,6 +30,9 @@ export function drawKeys({ key_hits }, then, elapsed, at) {
   $("key-card").hidden = !all.length;
   if (!all.length) return;
   for (const [name, counts] of Object.entries(before)) if (!Object.hasOwn(key_hits, name)) left.set(name, counts);
+  // Once places are taken, one that this page has not seen may have been shown before: only what it asks from now on counts.
+  if (Object.keys(before).length >= MOST)
+    for (const [name, counts] of all) if (!Object.hasOwn(before, name) && !left.has(name)) left.set(name, counts);
   before = key_hits;
   const had = name => then && Object.hasOwn(then.key_hits, name) ? then.key_hits[name] : left.get(name) ?? [0, 0];
   const lately = Object.fromEntries(all.map(([name, counts]) => [name, since(counts, had(name))]));
