@@ -19,6 +19,7 @@ from afserve.settings import DeclaredSetting, FileUse, build, settings_of
 Command = TypeVar("Command", bound=Callable[..., Any])
 Group = TypeVar("Group")
 ENVIRONMENT = {"auto_envvar_prefix": "AFSERVE"}
+_ALSO = {"tensor_parallel": "--tensor-parallel-size"}  # as vLLM calls it
 
 
 def settings_options(*groups: type) -> Callable[[Command], Command]:
@@ -54,7 +55,7 @@ def _option(one: DeclaredSetting) -> Callable[[Command], Command]:
     listed = one.kind is tuple
     without: dict[str, Any] = {} if one.bare is None else {"is_flag": False, "flag_value": one.bare}
     return click.option(
-        flag,
+        *filter(None, (flag, _ALSO.get(one.name))),
         type=str if listed else _type(one),
         default=",".join(one.default) if isinstance(one.default, tuple) else one.default,
         show_default=shown,

@@ -239,3 +239,8 @@ def test_a_stop_is_over_before_docker_kills():
     assert (
         ServerSettings().drain_seconds + http._TO_SAY_SO + keeper._TERM_SECONDS + keeper._KILL_SECONDS < 10.0
     )
+
+
+def test_devices_of_an_attention_node_are_asked_for_as_of_vllm():
+    for flag in ("--tensor-parallel", "--tensor-parallel-size"):
+        assert asked(flag, "2").wishes.engine.tensor_parallel == 2
