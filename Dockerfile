@@ -1,5 +1,5 @@
 # CPU:  docker build -t afserve .
-# CUDA: docker build -t afserve:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 --build-arg EXTRAS=gpu,tls .
+# CUDA: docker build -t afserve:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg EXTRAS=gpu,tls .
 # Two stages, so that the compiler stays behind; with the extra gpu a small one is there, which Triton makes its launcher with. torch's wheels bring their own CUDA libraries; the host brings the driver.
 
 FROM python:3.12-slim-bookworm AS build

@@ -29,6 +29,7 @@ KV_DTYPES = ("auto", "int8", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 AUTO = "auto"
+GPU_KERNELS = (AUTO, "flashinfer")
 ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "sve", "neonbf16", "neon", "generic")
 """Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
 DIFFERENT_ISAS = (
@@ -87,6 +88,11 @@ class EngineSettings:
         "Instruction set of the CPU kernels, on all nodes of the run. auto: the best one that a host has; "
         "`afserve doctor` lists them.",
         (AUTO, *ISAS),
+    )
+    gpu_kernels: str = setting(
+        AUTO,
+        "flashinfer: on GPUs, of afserve[flashinfer] what gives right answers at start; no GPU has measured it yet.",
+        GPU_KERNELS,
     )
     expert_dtype: str = setting(
         "auto",
@@ -257,22 +263,15 @@ class EngineSettings:
         check(self, flag_of)
         self.drafts()
         if self.isa != AUTO and self.device != "cpu":
-            raise ConfigError(
-                f"--isa: {self.isa} is of the kernels of CPUs, and --device {self.device} has others; leave out one",
-                param="isa",
-            )
+            told = f"{self.isa} is of the kernels of CPUs, --device {self.device} has others; leave out one"
+            raise ConfigError(f"--isa: {told}", param="isa")
         if self.kv_dtype != AUTO and self.device != "cpu":
-            raise ConfigError(
-                f"--kv-dtype {self.kv_dtype}: the kernels of CPUs read it, those of --device {self.device} do not; "
-                "leave it out",
-                param="kv_dtype",
-            )
+            told = f"the kernels of CPUs read it, those of --device {self.device} do not; leave it out"
+            raise ConfigError(f"--kv-dtype {self.kv_dtype}: {told}", param="kv_dtype")
         for name in ("kv_copies", "kv_host", "kv_ssd", "kv_events"):
             if getattr(self, name) and not self.prefix_caching:
-                raise ConfigError(
-                    f"{flag_of(name)}: blocks are found as prefixes are, and --no-prefix-caching turns that off; "
-                    "leave out one"
-                )
+                told = "blocks are found as prefixes are, and --no-prefix-caching ends that; leave out one"
+                raise ConfigError(f"{flag_of(name)}: {told}")
         kv_events_of(self.kv_events)
         if self.kv_ssd:
             bytes_of(flag_of("kv_ssd_size"), self.kv_ssd_size)
@@ -285,10 +284,8 @@ class EngineSettings:
         if not self.speculative_config:
             return DraftChoice.parse(self.draft or DEFAULT_DRAFT)
         if self.draft:
-            raise ConfigError(
-                f"--speculative-config and --draft {self.draft} both say who drafts; leave out one",
-                param="speculative_config",
-            )
+            told = f"--speculative-config and --draft {self.draft} both say who drafts; leave out one"
+            raise ConfigError(told, param="speculative_config")
         return choice_of(self.speculative_config)
 
     @property

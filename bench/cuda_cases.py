@@ -1,7 +1,7 @@
 """What the CUDA bench times: each Triton op at the sizes that matter, with torch's way to the same result beside it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -16,6 +16,8 @@ from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import ExpertTiles
 from afserve.kernels.triton.experts import ExpertWeights, grouped_down, grouped_gate_up
 from afserve.kernels.triton.kv import rope_write_kv
+from afserve.kernels.triton.latent_prompts import Sizes, plan
+from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.norm import silu_mul
 from afserve.kernels.triton.permute import plan_rows
 from afserve.kernels.triton.quant import quantise_groups
@@ -130,6 +132,26 @@ def mla_case(
     )  # fmt: skip
 
 
+def mla_prompt_case(ops: TritonBackend, tokens: int, heads: int, sizes: Sizes | None = None) -> Case:
+    """A whole prompt whose latents were multiplied up; sizes are DeepSeek-V3's."""
+    d, tile = ops.device, ops.tiles.mla_prompt(2)
+    of = replace(sizes or Sizes(512, 128, 64, 128, 0), queries=tile.queries)
+    batch = replace(paged_batch(d, 1, tokens, tokens, 64), starts=(0, tokens), contexts=(tokens,))
+    found = plan(batch, of, 64)
+    assert found is not None, f"{tokens} tokens are absorbed"
+    q, turned = (torch.randn(tokens, heads, n, device=d, dtype=BF16) for n in (of.nope, of.rope))
+    k, v = (torch.randn(heads, tokens, n, device=d, dtype=BF16) for n in (of.nope, of.value))
+    latent = torch.randn(tokens, of.rank + of.rope, device=d, dtype=BF16)
+    out, tiles = torch.empty(tokens, heads, of.value, device=d, dtype=BF16), found.prompts[0].tile_N4
+    seen = tokens * (tokens + 1) // 2
+    return Case(
+        "mla prefill", f"A{heads} T{tokens}",
+        lambda: attend_prompts(q, turned, k, v, latent, 0, tiles, 0.07, tile, out),
+        2 * (q.numel() + turned.numel() + k.numel() + v.numel() + out.numel()),
+        2 * heads * seen * (of.nope + of.rope + of.value), "bf16",
+    )  # fmt: skip
+
+
 SMALL = ("route", "rms_norm", "add_rms_norm", "quantise_groups", "rope_write_kv")
 
 
@@ -204,7 +226,10 @@ def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
             Planned(f"batch{batch} context{context}", partial(gqa_case, ops, batch, 1, context))
             for batch, context in product((1, 8, 32, 64), (128, 1024, 4096, 8192))
         ],
-        "prefill": [Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)],
+        "prefill": [
+            *(Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)),
+            *(Planned(f"mla T{n}", partial(mla_prompt_case, ops, n, 128)) for n in (1024, 8192)),
+        ],
         "small": [
             Planned(f"{op} T{tokens}", partial(small_case, ops, op, tokens))
             for tokens, op in product((1, 128, 4096), SMALL)

@@ -18,7 +18,7 @@ import triton
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile, ExpertTiles, RouterTile, Tile
 from afserve.kernels.triton.tiles import ALL, AnyTile, TileTable
-from bench.cuda_cases import Experts, gqa_case, mla_case, small_case
+from bench.cuda_cases import Experts, gqa_case, mla_case, mla_prompt_case, small_case
 from bench.cuda_clock import Case, Clock
 from bench.cuda_origin import stamp
 from bench.cuda_rows import FAILURES
@@ -146,6 +146,7 @@ def places(ops: TritonBackend, experts: Experts) -> list[Place]:
         Place("gqa chunk", most, chunk, with_tile("gqa chunk", most, gqa_case, 1, 4096, 4096, 64, 4, size))
         for most, size in ((128, 128), (ALL, 256))
     ]
+    found.append(Place("mla prompt", ALL, chunk, with_tile("mla prompt", ALL, mla_prompt_case, 4096, 128)))
     return [place for place in found if ops.holds_fp8(torch.bfloat16) or place.op != "experts fp8"]
 
 

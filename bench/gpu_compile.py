@@ -83,7 +83,8 @@ def _text(printed: bytes | str | None) -> str:
 
 
 def _ops(arch: int) -> TritonBackend:
-    return TritonBackend(torch.device("cpu"), H200_MULTIPROCESSORS, TileTable(SHARED[arch]), arch >= 89)
+    tiles = TileTable(SHARED[arch], tensor_memory=arch // 10 == 10)
+    return TritonBackend(torch.device("cpu"), H200_MULTIPROCESSORS, tiles, arch >= 89)
 
 
 def compile_all(arch: int, only: list[str] | None) -> int:

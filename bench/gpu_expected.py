@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_expected`: what a decode step should take on a GPU, kernel by kernel. Expected, not measured.
+"""`python -m bench.gpu_expected`: what a decode step and prompts' attention should take on a GPU. Expected, not measured.
 
 A kernel takes as long as the slowest of three: its bytes over the chip's memory bandwidth, its products at the chip's
 peak, and its instructions at four a clock of each multiprocessor. Instructions are those that the compiler made of its
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.kernels.triton.config import AttentionTile, Tile
+from afserve.kernels.triton.latent_prompts import Sizes
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import ModelShape
@@ -27,6 +28,14 @@ PROCESSORS, PRODUCTS = (
 )  # of an H100 and H200 SXM: multiprocessors, bf16 FLOP of one in a clock (white paper)
 ISSUED = 4  # instructions of a multiprocessor in a clock
 ARCH = 90
+LATENT = Sizes(512, 128, 64, 128, TileTable().mla_prompt(2).queries)  # a head of DeepSeek-V3 and Kimi K2
+PIECES = (
+    (128, 8192),
+    (512, 4096),
+    (2048, 2048),
+    (2048, 32768),
+)  # tokens of a prompt at once, and all up to there
+PROMPT_HEAD = ["tokens", "context", "absorbed us", "multiplied up us", "runs"]
 HEAD = ["kernel", "MB", "GFLOP", "memory us", "products us", "instructions us", "expected us"]
 
 
@@ -73,7 +82,7 @@ class Work:
 def attention_side(
     setting: Setting, model: ModelShape, loops: Mapping[tuple[str, str], int]
 ) -> Iterator[Work]:
-    """One layer of one attention node."""
+    """One layer of one attention node. The gate is in 16 bits, which hold every number of such a checkpoint."""
     (group,), rows, hidden = model.attention, setting.rows, model.hidden
     weights = group.weight_elems
     yield Work("dense products (cuBLAS)", 2.0 * weights, 2.0 * weights * rows)
@@ -88,7 +97,7 @@ def attention_side(
         f"{kernel}, {setting.case}", 2.0 * group.kv_elems * tokens, group.pair_flops * tokens,
         _instructions(tile, programs * -(-setting.context // tile.keys), loops[setting.case, kernel]),
     )  # fmt: skip
-    yield Work("router", 4.0 * hidden * model.experts.experts, 2.0 * hidden * model.experts.experts * rows)
+    yield Work("router", 2.0 * hidden * model.experts.experts, 2.0 * hidden * model.experts.experts * rows)
     shared = model.experts.shared_elems
     if shared:
         yield Work("shared expert (cuBLAS)", 2.0 * shared, 2.0 * shared * rows)
@@ -114,6 +123,40 @@ def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, s
         )  # fmt: skip
 
 
+def prompt_ways(
+    setting: Setting, rows: int, context: int, loops: Mapping[tuple[str, str], int]
+) -> tuple[Work, Work]:
+    """One layer's attention of a prompt's last `rows` tokens, absorbed and multiplied up, the up-projections of each
+    among it. Products are those that choose; the loops of whole tiles are instructions."""
+    tiles, heads, seen = TileTable(), setting.heads, context - rows / 2
+    row, up = LATENT.rank + LATENT.rope, LATENT.nope + LATENT.value
+    absorbed, expanded = tiles.mla(heads, 2), tiles.mla_prompt(2)
+    steps = rows * -(-heads // absorbed.queries) * seen / absorbed.keys
+    loop = loops["mla 64 heads prompt", "_attend_latent"]
+    moved = 2.0 * (context * row + rows * heads * (row + LATENT.rank))
+    one = Work("absorbed", moved, 2.0 * heads * LATENT.absorbed(rows, context), loop * steps * absorbed.warps)
+    steps = -(-rows // expanded.queries) * heads * seen / expanded.keys
+    loop = loops["mla prompt, multiplied up", "_attend_prompts"]
+    moved = 2.0 * (context * (3 * row + 2 * heads * up) + rows * heads * (LATENT.rope + up))
+    products = 2.0 * heads * LATENT.multiplied_up(rows, context)
+    return one, Work("multiplied up", moved, products, loop * steps * expanded.warps)
+
+
+def prompts(setting: Setting) -> str:
+    """Of a model with latents, what a layer's attention takes for pieces of a prompt in both forms."""
+    if not setting.latent:
+        return ""
+    chip, loops, lines = load_hardware(setting.chip), _loops(), list[list[str]]()
+    for rows, context in PIECES:
+        ways = prompt_ways(setting, rows, context, loops)
+        times = [f"{1e6 * max(way.seconds(chip)):,.0f}" for way in ways]
+        lines.append([f"{rows:,}", f"{context:,}", *times, ways[LATENT.go_up(rows, context)].name])
+    return (
+        "\n\nAttention of a piece of one prompt, one layer: with latents as they are, or multiplied up to keys and values of each head. "
+        "What multiplies less runs (`kernels/triton/latent_prompts.py`).\n\n" + table(PROMPT_HEAD, lines)
+    )
+
+
 def exchange_seconds(setting: Setting, model: ModelShape, chip: Hardware) -> float:
     """There and back over the fast link: each row in bf16 to every node that has one of its experts, float32 sums
     back."""
@@ -124,11 +167,7 @@ def exchange_seconds(setting: Setting, model: ModelShape, chip: Hardware) -> flo
 
 def expected(setting: Setting) -> str:
     model, chip = load_model(setting.model), load_hardware(setting.chip)
-    loops = {
-        (case, kernel): int(str(row["loop"]))
-        for (_, arch, case, kernel), row in budget().items()
-        if arch == ARCH
-    }
+    loops = _loops()
     lines, sums = list[list[str]](), list[float]()
     for side, works in (("attention", attention_side), ("expert", expert_side)):
         sums.append(0.0)
@@ -147,6 +186,7 @@ def expected(setting: Setting) -> str:
         + f"\n\nA layer takes an attention node {1e6 * attends:,.0f} us and an expert node {1e6 * computes:,.0f} us, and rows and sums are "
         f"{1e6 * between:,.0f} us on their way. {model.layers} layers: at least {1e3 * model.layers * layer:,.1f} ms one after the other, "
         f"{1e3 * model.layers * max(attends, computes):,.1f} ms where micro-batches hide all but the slower side."
+        + prompts(setting)
     )
 
 
@@ -160,6 +200,12 @@ def section() -> str:
             *map(expected, SETTINGS),
         ]
     )
+
+
+def _loops() -> dict[tuple[str, str], int]:
+    """Instructions of each kernel's loop, by case and kernel."""
+    rows = budget().items()
+    return {(case, kernel): int(str(row["loop"])) for (_, arch, case, kernel), row in rows if arch == ARCH}
 
 
 def _instructions(tile: Tile | AttentionTile, steps: int, loop: int) -> float:

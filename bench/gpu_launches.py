@@ -16,6 +16,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.kv import rope_write_kv
+from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.permute import plan_rows
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
@@ -46,7 +47,7 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
     return {
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
-        "gqa": partial(gqa, ops), "mla": partial(mla, ops),
+        "gqa": partial(gqa, ops), "mla": partial(mla, ops), "mla-prompts": partial(mla_prompts, ops),
     }  # fmt: skip
 
 
@@ -139,3 +140,13 @@ def mla(ops: TritonBackend) -> Iterator[Launch]:
                 f"mla {heads} heads {name}",
                 partial(ops.attend_mla, q, cache, 512, batch_of(2, queries, 4096), 0.1),
             )
+
+
+def mla_prompts(ops: TritonBackend) -> Iterator[Launch]:
+    """Latents multiplied up, as DeepSeek-V2, V3, GLM-5 and Kimi K2 have them: heads differ in the grid alone."""
+    tile = ops.tiles.mla_prompt(2)
+    q, rope, own, latent = zeros(3, 16, 192)[:, :, :128], zeros(3, 16, 64), zeros(4, 8, 128), zeros(8, 576)
+    call = partial(
+        attend_prompts, q, rope, own, own, latent, 4, zeros(2, 4, dtype=I32), 0.1, tile, zeros(3, 16, 128)
+    )
+    yield "mla prompt, multiplied up", call

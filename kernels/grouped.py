@@ -82,6 +82,13 @@ def int8_rounded(weight_OI: Tensor) -> Tensor:
     return code_OI * scale_O1
 
 
+def rounded_weight(weight_OI: Tensor, int8: bool, int4: Groups | None) -> Tensor:
+    """The values that fewer bits hold, in the weight's own dtype."""
+    if int4 is not None:
+        return int4_rounded(weight_OI, int4.size).to(weight_OI.dtype)
+    return int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI
+
+
 def _int8_codes(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Codes in float32, and a scale per output."""
     w = weight_OI.float()

@@ -49,11 +49,9 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     if layer.steps.log_scale is not None:
         q_TAD = (q_TAD * layer.steps.log_scale.at(batch.position_T)).to(q_TAD.dtype)
     q_nope, q_rope = q_TAD.split((layer.nope, layer.rope), 2)
-    q_TAC = torch.cat((ops.linear_heads(q_nope, layer.up_k), turned(q_rope)), 2)
     if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
-    seen_TAC = ops.attend_mla(q_TAC, cache_NBC, layer.rank, batch, layer.scale)
-    return ops.linear_heads(seen_TAC, layer.up_v).reshape(tokens, -1)
+    return ops.attend_latent(q_nope, turned(q_rope), layer, cache_NBC, batch).reshape(tokens, -1)
 
 
 def _choose(

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from afserve.config import AUTO
+from afserve.config import AUTO, GPU_KERNELS
 from afserve.errors import ConfigError
 from afserve.kernels.cache import KeptShape, PagedCache, StateShape
 from afserve.kernels.checks import (
@@ -298,11 +298,9 @@ class Ops:
         out_RH: Tensor,
         add: bool = False,
     ) -> None:
-        """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped.
-
-        On CPUs, 16-bit models round each expert's part to their dtype first: float32 sums of those do not depend on
-        which parts are added where. add: the sum starts from out_RH instead of zero.
-        """
+        """out_RH = sum over k of weight_RK * FFN_slot(x_RH), summed in float32; slots below 0 are skipped. Models
+        of 16 bits round each expert's part to their dtype first: float32 sums of those do not depend on which parts are
+        added where. add: the sum starts from out_RH instead of zero."""
         rows, hidden = x_RH.shape
         if hidden != experts.hidden:
             raise ValueError(f"x_RH: hidden size {hidden}, the experts have {experts.hidden}")
@@ -313,16 +311,18 @@ class Ops:
 
 def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = AUTO) -> Ops:
     """The fastest backend for `device` that works on this machine, or the one called `backend`: "native" on CPUs,
-    "triton" on CUDA devices, "torch" everywhere. isa: one of the native library's instruction sets, on a CPU. Raises
-    ConfigError for what this machine has not."""
+    "triton" on CUDA devices, "torch" everywhere; or a library, some of whose ops are in the place of triton's. isa: one
+    of the native library's instruction sets, on a CPU. Raises ConfigError for what this machine has not."""
     where = torch.device(device)
     check_isa(isa)
+    if backend in GPU_KERNELS[1:] and where.type != "cuda":
+        raise ConfigError(f"--gpu-kernels: {backend} is for GPUs, and {where} is none; leave it out")
     if isa != AUTO and (backend == "torch" or where.type == "cuda"):
         raise ConfigError(f"--isa: {isa} is of the native library, which does not compute here", param="isa")
     if backend == "torch":
         return Ops(Reference(where), where, threads)
     if where.type == "cuda":
-        return _open_triton(where, threads, required=backend == "triton")
+        return _open_triton(where, threads, backend)
     return _open_native(where, threads, isa, required=backend == "native")
 
 
@@ -337,14 +337,14 @@ def _open_native(device: torch.device, threads: int, isa: str, *, required: bool
     return Ops(Native(threads, "" if isa == AUTO else isa), device, threads)
 
 
-def _open_triton(device: torch.device, threads: int, *, required: bool) -> Ops:
+def _open_triton(device: torch.device, threads: int, backend: str) -> Ops:
     if not count_gpus():
         raise ConfigError(f"device: {device} asked for, but torch sees no CUDA device here; use --device cpu")
     try:
         triton = import_module("afserve.kernels.triton.backend")  # it imports this folder
     except ImportError as error:
         why, remedy = "triton is not installed", "pip install afserve[gpu]"
-        if required:
+        if backend != AUTO:
             raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
         return Ops(Reference(device), device, threads, f"{why}; {remedy}")
-    return Ops(opened := triton.TritonBackend.open(device), opened.device, threads)
+    return Ops(opened := triton.TritonBackend.open(device, library=backend), opened.device, threads)

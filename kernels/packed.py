@@ -116,6 +116,9 @@ class PackedExperts:
     """E slots of an FFN: gate_up_EJH stacks gate over up (J = 2 I; I without gates), joined as `gating` says. Both
     biases, or none.
 
+    `among`: over how many experts, of all nodes, choices are spread; 0: these slots. A slot is expected to get a share
+    of the choices that a call has; most others are other nodes'.
+
     `place_E`: where there is memory for fewer experts, which of the tensors' rows has a slot's weights; -1: none has.
     `ggml`: the types of both, where they are kept as ggml's.
     """
@@ -136,11 +139,16 @@ class PackedExperts:
     place_E: list[int] | None = None
     ggml: tuple[str, str] | None = None
     fp8: bool = False
+    among: int = 0
 
     @property
     def joined(self) -> int:
         """Rows of gate over up."""
         return self.gating.projections * self.inner
+
+    def rows_expected(self, choices: int) -> int:
+        """Of a slot, rounded up, of so many choices that rows make, those of other nodes' experts among them."""
+        return -(-choices // max(self.experts, self.among))
 
     def put(self, slot: int, place: int) -> None:
         assert self.place_E is not None, "these slots have memory of their own"

@@ -20,7 +20,7 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.formats.eight_bits import is_eight, key_value_rows, latent_rows, latents_at, pair_at
 from afserve.kernels.formats.scaled import BlockScaled, dequantised
-from afserve.kernels.grouped import Grouped, Groups, int4_rounded, int8_rounded
+from afserve.kernels.grouped import Grouped, Groups, int8_rounded, rounded_weight
 from afserve.kernels.indexer import choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
@@ -75,12 +75,12 @@ class Reference:
         self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
     ) -> PackedLinear:
         outputs, inputs = weight_OI.shape
-        kept = _rounded(weight_OI, int8, int4)
+        kept = rounded_weight(weight_OI, int8, int4)
         return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
 
     def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
         heads, outputs, inputs = weight_AOI.shape
-        kept = _rounded(weight_AOI.flatten(0, 1), int8, int4).view(weight_AOI.shape)
+        kept = rounded_weight(weight_AOI.flatten(0, 1), int8, int4).view(weight_AOI.shape)
         return PackedHeads(heads, outputs, inputs, kept, dtype=weight_AOI.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
@@ -259,6 +259,15 @@ class Reference:
             out[start:stop] = (scores.softmax(-1) @ latent[:, :rank]).transpose(0, 1).to(out.dtype)
         return out
 
+    def attend_latent(
+        self, q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
+    ) -> Tensor:
+        """(T, A, value): attention over latents of queries in heads' own space, q_rope_TAE turned. Absorbed, which is
+        least work for few tokens; a backend may multiply the latents up instead."""
+        q_TAC = torch.cat((self.linear_heads(q_TAD, layer.up_k), q_rope_TAE), 2)
+        seen_TAC = self.attend_mla(q_TAC, cache_NBC, layer.rank, batch, layer.scale)
+        return self.linear_heads(seen_TAC, layer.up_v)
+
     def choose_rows(
         self, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
     ) -> Tensor:
@@ -339,10 +348,3 @@ class Reference:
         sums = sums_by_slot if x_RH.device.type == "cpu" else sums_by_choice
         sums(x_RH.to(experts.dtype), slot_RK, weight_RK, experts, total)
         out_RH.copy_(total)
-
-
-def _rounded(weight_OI: Tensor, int8: bool, int4: Groups | None) -> Tensor:
-    """The values that fewer bits hold, in the weight's own dtype."""
-    if int4 is not None:
-        return int4_rounded(weight_OI, int4.size).to(weight_OI.dtype)
-    return int8_rounded(weight_OI).to(weight_OI.dtype) if int8 else weight_OI

@@ -136,7 +136,7 @@ def build_attention_node(
     `config` says. `warm`: all kernels are launched once, so that a device has compiled them.
     """
     spec = spec_of(source, config.drafts())
-    ops = ops or open_ops(config.device, config.threads, isa=config.isa)
+    ops = ops or open_ops(config.device, config.threads, config.gpu_kernels, config.isa)
     tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
     if devices is None and config.tensor_parallel > 1:
         devices = open_devices(source, spec, config, ops)
@@ -189,7 +189,7 @@ def open_devices(
     first, further = ops.device.index or 0, list[FurtherDevice]()
     with device_of(ops.device).as_current():  # which another one that is opened becomes
         for number in range(first + 1, first + count):
-            beside = open_ops(f"{ops.device.type}:{number}", config.threads)
+            beside = open_ops(f"{ops.device.type}:{number}", config.threads, config.gpu_kernels)
             further.append(FurtherDevice(beside, tensors_of(source, spec, beside.device)))
     return Devices(ops, further, joint)
 
@@ -258,7 +258,7 @@ def colocated(
 ) -> AttentionNode[LocalTicket]:
     """One attention node with all experts in the same process and no mailboxes between."""
     spec = spec_of(source, config.drafts())
-    ops = open_ops(config.device, config.threads, isa=config.isa)
+    ops = open_ops(config.device, config.threads, config.gpu_kernels, config.isa)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(
         source,

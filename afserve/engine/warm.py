@@ -21,7 +21,8 @@ from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel
 
-_PROMPT = 64  # tokens of a prompt: more take the same kernels
+_PROMPT = 128  # tokens of a prompt: more take the same kernels
+_PIECE = 2  # tokens of one too short for a prompt's kernels
 _FEW = 3  # sequences of a batch that is not one
 
 
@@ -37,9 +38,12 @@ class _Nothing(NoBank):
 def warm_attention(model: AttentionModel, kv: KvCache, config: EngineConfig) -> int:
     """Decoding and prompts, apart and together, with contexts that are one part and several. Gives how many steps."""
     longest = min(config.max_model_len, config.kv_blocks * config.block_size)
-    prompt = max(1, min(_PROMPT, config.most_rows - 1, longest))
+    prompt = max(1, min(_PROMPT, config.most_rows - 1 - _PIECE, longest))
+    piece = min(_PIECE, longest)
     several = [
-        queries for queries in ([1], [1] * _FEW, [prompt], [1, prompt]) if sum(queries) <= config.most_rows
+        queries
+        for queries in ([1], [1] * _FEW, [prompt], [1, piece, prompt])
+        if sum(queries) <= config.most_rows
     ]
     steps = [(queries, context) for queries in several for context in sorted({max(queries), longest})]
     for queries, context in steps:

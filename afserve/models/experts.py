@@ -81,6 +81,8 @@ class ExpertBank(Bank):
         self._layers: list[PackedExperts] = [
             empty(kept, gating) for kept, gating in zip(self._kept, gatings, strict=True)
         ]
+        for packed in self._layers:
+            packed.among = spec.experts
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property

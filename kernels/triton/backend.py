@@ -5,7 +5,7 @@ checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as 
 """
 
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
 from afserve.kernels.latent import MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.libraries.flashinfer import FlashInfer
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -26,12 +27,14 @@ from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
 from afserve.kernels.triton import mla as triton_mla
+from afserve.kernels.triton import mla_prompts as triton_prompts
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton import router as triton_router
 from afserve.kernels.triton.attention import attend_gqa
 from afserve.kernels.triton.experts import ExpertWeights
 from afserve.kernels.triton.experts_bits import CodedWeights
 from afserve.kernels.triton.joining import Joint
+from afserve.kernels.triton.latent_prompts import PromptPlans, plan_of, plannable
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
@@ -45,7 +48,7 @@ class TritonBackend(Reference):
     PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
-    None cuts as many as fill the chip.
+    None cuts as many as fill the chip. A `library` computes what passed its tests (`libraries/tested.py`).
     """
 
     name = "triton"
@@ -57,13 +60,14 @@ class TritonBackend(Reference):
         tiles: TileTable | None = None,
         has_fp8: bool = True,
         parts: int | None = None,
+        library: FlashInfer | None = None,
     ) -> None:
         super().__init__(device)
         self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
-        self._has_fp8, self._parts = has_fp8, parts
+        self._has_fp8, self._parts, self._library = has_fp8, parts, library
 
     @classmethod
-    def open(cls, device: torch.device, parts: int | None = None) -> "TritonBackend":
+    def open(cls, device: torch.device, parts: int | None = None, library: str = "") -> Self:
         """For a CUDA device that is present; it becomes the process's current one, where Triton launches. Raises
         ConfigError if its chip has no bfloat16 matrix instructions."""
         device = numbered(device)
@@ -76,8 +80,9 @@ class TritonBackend(Reference):
             )
         make_current(device)
         shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
-        tiles = TileTable.of_chip(chip.name, shared)
-        return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts)
+        tiles = TileTable.of_chip(chip.name, shared, tensor_memory=chip.capability[0] == 10)
+        found = FlashInfer.open(device) if library == FlashInfer.NAME else None
+        return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts, found)
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
         return TritonBackend(self.device, self._multiprocessors, tiles, self._has_fp8, self._parts)
@@ -92,7 +97,8 @@ class TritonBackend(Reference):
         return dtype in CODED
 
     def explain(self) -> str:
-        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}"
+        told = f"; {self._library.ops.told()}" if self._library else ""
+        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}{told}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         if shape.gating.odd and not int8:
@@ -194,7 +200,7 @@ class TritonBackend(Reference):
         rows = x_RH if x_RH.dtype is experts.dtype else x_RH.to(experts.dtype)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        each = -(-slot_RK.numel() // experts.experts)
+        each = experts.rows_expected(slot_RK.numel())
         if isinstance(experts.handle, CodedWeights):
             tiles = self.tiles.expert_tiles("fp32" if rows.dtype is torch.float32 else "16-bit", each)
             chosen = slot_RK.contiguous(), weight_RK.contiguous()
@@ -207,13 +213,15 @@ class TritonBackend(Reference):
         )
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        return triton_norm.rms_norm(x_TH, weight_H, eps)
+        normed_TH = None if self._library is None else self._library.norm_rows(x_TH, weight_H, eps)
+        return triton_norm.rms_norm(x_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps)
+        normed_TH = None if self._library is None else self._library.norm_sums(x_TH, y_TH, weight_H, eps)
+        return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)
@@ -232,10 +240,22 @@ class TritonBackend(Reference):
         return triton_router.route(x_TH, gate_EH, bias_E, rule, self.tiles.router())
 
     def prepare_gqa(self, layer: GqaLayer) -> PreparedGqa:
-        return PreparedGqa(_with_gate_like_rows(layer))
+        return PreparedGqa(self._ready(layer))
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
-        return PreparedMla(_with_gate_like_rows(layer))
+        return PreparedMla(self._ready(layer))
+
+    def _ready(self, layer: AnyLayer) -> AnyLayer:
+        """Before a node says ready a library's ops are tested with the sizes of its layers."""
+        if self._library:
+            self._library.test_norms(layer.input_norm_H.shape[0], layer.input_norm_H.dtype)
+        return _with_gate_like_rows(layer)
+
+    def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
+        layer = prepared.layer
+        if self._library and layer.sink_A is None:
+            self._library.test_attention(layer.heads, k_NGBD, v_NGBD, layer.scale, layer.window)
+        return super().bind_gqa(prepared, k_NGBD, v_NGBD)
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
@@ -276,6 +296,10 @@ class TritonBackend(Reference):
         window: int | None,
         sink_A: Tensor | None = None,
     ) -> Tensor:
+        if self._library and sink_A is None:
+            seen_TAD = self._library.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+            if seen_TAD is not None:
+                return seen_TAD
         decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())
         keys = batch.max_context if window is None else min(window, batch.max_context)
         parts = self._cut(batch.sequences * k_NGBD.shape[1], keys, decode.split)
@@ -291,6 +315,25 @@ class TritonBackend(Reference):
         parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
         q = q_TAC.to(cache_NBC.dtype)
         return triton_mla.attend_mla(q, cache_NBC, rank, batch, scale, tile, parts).to(q_TAC.dtype)
+
+    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
+        return batch.with_handle(PromptPlans()) if plannable(batch) else batch
+
+    def attend_latent(
+        self, q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
+    ) -> Tensor:
+        """Absorbed, but for prompts whose latents are multiplied up (`latent_prompts.py`)."""
+        tile = self.tiles.mla_prompt(cache_NBC.element_size())
+        plan = plan_of(layer, q_TAD, cache_NBC, batch, tile.queries)
+        if plan is None:
+            return super().attend_latent(q_TAD, q_rope_TAE, layer, cache_NBC, batch)
+        out_TAV = q_TAD.new_empty((*q_TAD.shape[:2], layer.value_size))
+        if plan.absorbed is not None:
+            row_R, part = plan.absorbed.row_R, plan.absorbed.batch
+            out_TAV[row_R] = super().attend_latent(q_TAD[row_R], q_rope_TAE[row_R], layer, cache_NBC, part)
+        for prompts in plan.prompts:
+            triton_prompts.multiply_up(q_TAD, q_rope_TAE, layer, cache_NBC, prompts, tile, out_TAV)
+        return out_TAV
 
     def _cut(self, programs: int, keys: int, shortest: int) -> int:
         return self._parts or parts_for(programs, keys, shortest, self._multiprocessors)

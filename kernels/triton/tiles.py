@@ -8,7 +8,7 @@ rows count on that chip alone. An absent file means that nothing was measured.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ Table = Mapping[str, tuple[tuple[int, AnyTile], ...]]
 
 _PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
 _FEW_HEADS = AttentionTile(16, 32, 128, 8, 5)
+_FEW_QUERIES = AttentionTile(64, 32, 0, 4, 2)
 
 # By operation: (largest size, tile), ascending; the last one takes everything larger.
 DEFAULTS: Table = {
@@ -47,6 +48,8 @@ DEFAULTS: Table = {
     "gqa chunk": ((128, AttentionTile(128, 64, 0, 8, 3)), (ALL, AttentionTile(64, 32, 0, 8, 2))),
     # By query heads. Many fill a matrix instruction of 64 rows; fewer keys a step rescale the values more often.
     "mla": ((32, _FEW_HEADS), (ALL, AttentionTile(64, 64, 128, 8, 2))),
+    # Queries of one head, whose keys and values are its own.
+    "mla prompt": ((ALL, AttentionTile(128, 64, 0, 8, 3)),),
     "router": ((ALL, RouterTile(16, 32, 128, 4)),),
 }
 _ITEMSIZE = {"experts 16-bit": 2, "experts fp8": 1, "experts fp32": 4}
@@ -54,13 +57,17 @@ _ITEMSIZE = {"experts 16-bit": 2, "experts fp8": 1, "experts fp32": 4}
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """Looks tiles up; `shared` is how many bytes of shared memory a program may take on the chip."""
+    """Looks tiles up; `shared` is how many bytes of shared memory a program may take on the chip. `tensor_memory`: sums
+    of its largest matrix instructions lie in a memory of their own (Blackwell, capability 10)."""
 
     shared: int = SHARED
     table: Table = field(default_factory=lambda: DEFAULTS)
+    tensor_memory: bool = False
 
     @classmethod
-    def of_chip(cls, chip: str, shared: int, measured: Path = MEASURED) -> "TileTable":
+    def of_chip(
+        cls, chip: str, shared: int, measured: Path = MEASURED, tensor_memory: bool = False
+    ) -> "TileTable":
         """The defaults, with what was measured on this chip in their places."""
         rows = json.loads(measured.read_text(encoding="utf-8")) if measured.is_file() else []
         table = {op: dict(steps) for op, steps in DEFAULTS.items()}
@@ -68,7 +75,7 @@ class TileTable:
             if row["chip"] == chip:
                 assert row["most"] in table[row["op"]], f"{measured}: no step {row['most']} of {row['op']}"
                 table[row["op"]][row["most"]] = tile_from(row)
-        return cls(shared, {op: tuple(steps.items()) for op, steps in table.items()})
+        return cls(shared, {op: tuple(steps.items()) for op, steps in table.items()}, tensor_memory)
 
     def explain(self) -> str:
         sources = [tile.source for steps in self.table.values() for _, tile in steps]
@@ -84,7 +91,7 @@ class TileTable:
     def replaced(self, op: str, most: int, tile: AnyTile) -> "TileTable":
         """The same table with another tile at one step: how a search tries one."""
         steps = tuple((step, tile if step == most else held) for step, held in self.table[op])
-        return TileTable(self.shared, {**self.table, op: steps})
+        return replace(self, table={**self.table, op: steps})
 
     def expert_tiles(self, kind: str, rows_per_expert: int) -> ExpertTiles:
         """Tiles for `kind` ("16-bit", "fp8", "fp32") when an expert gets about this many rows."""
@@ -106,8 +113,17 @@ class TileTable:
         if itemsize > 2 or self.shared < 96 << 10:
             return _PLAIN
         tile = self._find("mla", heads, AttentionTile)
-        # A latent tile and the queries of 64 heads lie side by side in shared memory, or do not fit.
-        return tile if tile.queries < 64 or self.shared >= 216 << 10 else _FEW_HEADS
+        # A latent tile and the queries of 64 heads lie side by side in shared memory, or do not fit. With tensor memory
+        # the values of 64 heads are rescaled through registers, which spill; 16 at a time issue less.
+        spills = self.tensor_memory and tile.source == NOT_MEASURED
+        return tile if tile.queries < 64 or (self.shared >= 216 << 10 and not spills) else _FEW_HEADS
+
+    def mla_prompt(self, itemsize: int) -> AttentionTile:
+        """For latents that were multiplied up."""
+        if itemsize > 2 or self.shared < 96 << 10:
+            return _PLAIN
+        tile = self._find("mla prompt", 0, AttentionTile)
+        return tile if self.shared >= 216 << 10 else _FEW_QUERIES
 
     def router(self) -> RouterTile:
         return self._find("router", 0, RouterTile)

@@ -6,7 +6,18 @@ import pytest
 
 from afserve.cli.plan.catalog import load_hardware, load_model
 from bench.gpu_budget import budget
-from bench.gpu_expected import ARCH, SETTINGS, Work, attention_side, exchange_seconds, expert_side, section
+from bench.gpu_expected import (
+    ARCH,
+    LATENT,
+    PIECES,
+    SETTINGS,
+    Work,
+    attention_side,
+    exchange_seconds,
+    expert_side,
+    prompt_ways,
+    section,
+)
 
 LOOPS = {
     (case, kernel): int(row["loop"]) for (_, arch, case, kernel), row in budget().items() if arch == ARCH
@@ -40,3 +51,13 @@ def test_the_section_says_that_nothing_was_measured():
     said = section()
     assert said.startswith("**Expected, not measured**: no kernel has run on a GPU.")
     assert said.count("\n| attention: ") > 6 and "deepseek-v3 on h200" in said
+
+
+@pytest.mark.parametrize(("rows", "context"), PIECES)
+def test_what_is_chosen_for_a_prompt_is_expected_to_be_faster(rows, context):
+    """But near the crossing: the count leaves out that a multiprocessor issues more for what is absorbed."""
+    chip = load_hardware("h200")
+    absorbed, up = (max(way.seconds(chip)) for way in prompt_ways(SETTINGS[0], rows, context, LOOPS))
+    chosen, other = (up, absorbed) if LATENT.go_up(rows, context) else (absorbed, up)
+    assert chosen < 1.5 * other
+    assert rows < 2048 or up < absorbed / 2

@@ -46,6 +46,9 @@ def test_stored_blocks_reach_the_slots_as_they_are(fp8_folder):
     bank = bank_of(fp8_folder, backend)
     spec = spec_of(ModelSource(str(fp8_folder), "fp8"))
     assert backend.plain == 0 and len(backend.stored) == 2
+    assert {(packed.experts, packed.among) for packed in bank.packed} == {(2, spec.experts)}, (
+        "two slots of a node's"
+    )
     assert bank.expert_bytes == spec.expert_parameters() * 129 // 128
     on_disk = load_file(fp8_folder / "model.safetensors")
     layer = spec.moe_layer_ids[0]

@@ -132,7 +132,7 @@ def _ops(deployment: Deployment) -> Ops:
         raise ConfigError(
             f"device: cuda:{last} is not on {socket.gethostname()}; torch finds {count_gpus()} CUDA devices"
         )
-    ops = open_ops(engine.device, engine.threads, isa=engine.isa)
+    ops = open_ops(engine.device, engine.threads, engine.gpu_kernels, engine.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else engine.threads)
     return ops
 

@@ -15,6 +15,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.tiles import TileTable
 from tests.kernels.conftest import on_their_own
 from tests.kernels.packing import pack_experts
 
@@ -226,3 +227,27 @@ def test_no_rows(device, ops):
 def test_a_fixed_number_of_parts_is_used(device):
     assert TritonBackend(device, 132)._cut(1, 8192, 256) == 32
     assert TritonBackend(device, 132, parts=4)._cut(1000, 8192, 256) == 4
+
+
+def test_choices_of_other_nodes_make_no_larger_tiles(device, ops, close, monkeypatch):
+    """Rows come with all that they chose; a slot gets its share of those that are spread over the model's experts."""
+    seen, look_up = [], TileTable.expert_tiles
+
+    def looked_up(table, kind, rows):
+        seen.append(rows)
+        return look_up(table, kind, rows)
+
+    monkeypatch.setattr(TileTable, "expert_tiles", looked_up)
+    packed = ops.empty_experts(4, 32, 16, torch.bfloat16)
+    for slot in range(4):
+        gate_up, down = torch.randn(32, 32).bfloat16() / 6, torch.randn(32, 16).bfloat16() / 4
+        ops.set_expert(packed, slot, gate_up, down)
+    x = torch.randn(80, 32).bfloat16().to(device)
+    slot_RK = torch.full((80, 2), -1, dtype=torch.int32)
+    slot_RK[:, 0] = torch.arange(80) % 4
+    weight_RK, sums = torch.rand(80, 2).to(device), []
+    for packed.among in (0, 16):
+        sums.append(torch.zeros(80, 32, device=device))
+        ops.expert_ffn(x, slot_RK.to(device), weight_RK, packed, sums[-1])
+    assert seen == [40, 10]
+    close(sums[0].bfloat16(), sums[1].double())

@@ -270,7 +270,7 @@ def test_a_search_over_tiny_cases(device, tmp_path):
     table = TileTable.of_chip("NVIDIA H200", 227 << 10, out)
     assert fields_of(table.entry("mla", ALL)) == fields_of(DEFAULTS["mla"][-1][1])
     assert "NVIDIA H200" in table.entry("experts 16-bit", 16).source
-    assert table.explain().startswith("4 of 16")
+    assert table.explain().startswith("4 of 17")
 
 
 def test_a_new_row_takes_the_place_of_its_chips_old_one(tmp_path):

@@ -1,11 +1,12 @@
 """The tile tables: every default fits every chip, and a measured row counts on its own chip alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from afserve.kernels.triton.config import NOT_MEASURED, AttentionTile, RouterTile
-from afserve.kernels.triton.tiles import DEFAULTS, MEASURED, TileTable
+from afserve.kernels.triton.tiles import ALL, DEFAULTS, MEASURED, TileTable
 
 ROW = {"chip": "NVIDIA H200", "case": "A case", "us": 12.5, "commit": "abc", "date": "2026-01-02"}
 TILE = {"rows": 16, "columns": 32, "depth": 128, "warps": 8, "stages": 2, "band": 1}
@@ -26,6 +27,13 @@ def test_attention_by_what_fits():
     assert TileTable().mla(16, 2).queries == 16 and TileTable().mla(128, 4).queries == 16
     assert TileTable(48 << 10).gqa(128, 2)[1].queries == 16
     assert TileTable().gqa(128, 2) != TileTable().gqa(256, 2)
+
+
+def test_a_chip_with_tensor_memory_takes_fewer_heads_until_it_has_measured():
+    table = TileTable(tensor_memory=True)
+    assert table.mla(128, 2) == table.mla(16, 2) and table.mla(128, 2) != TileTable().mla(128, 2)
+    measured = replace(TileTable().mla(128, 2), source="B200, A case")
+    assert table.replaced("mla", ALL, measured).mla(128, 2) == measured
 
 
 def test_a_default_says_that_it_is_one():
@@ -52,7 +60,7 @@ def test_a_measured_row_counts_on_its_chip(tmp_path):
     assert here.expert_tiles("fp8", 10).source == NOT_MEASURED
     assert here.router() == RouterTile(32, 16, 64, 8, source=source)
     assert here.mla(8, 2) == AttentionTile(16, 64, 64, 4, 3, source)
-    assert here.explain().startswith("3 of 16 tile sizes measured")
+    assert here.explain().startswith("3 of 17 tile sizes measured")
     assert other == TileTable.of_chip("x", 227 << 10, tmp_path / "absent.json")
     assert other.explain() == TileTable().explain()
 

@@ -1,0 +1,87 @@
+"""Kernels of other libraries in the place of our own, op by op, and only what gave the reference's answers here.
+
+A library is asked for by name; each of its ops computes a small case of the very sizes that are served, with rows that
+are no numbers among it, and is compared with the reference. One that is not installed, fails or answers otherwise is
+not used, and what was the matter is logged once and kept for `explain`. It knows no library and no device.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("afserve.kernels")
+FAILURES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    OSError,
+    ImportError,
+)
+STEPS = 8  # roundings of the answer's dtype that two right answers may be apart
+
+
+class WrongAnswer(Exception):
+    """Of a library, in its test."""
+
+
+@dataclass(slots=True)
+class TestedOps:
+    """What of a library is used: `passed` has an entry for each op and size that was tested, with what was the matter,
+    empty where nothing was."""
+
+    library: str
+    passed: dict[tuple[str, Hashable], str] = field(default_factory=dict)
+
+    def test_op(self, op: str, size: Hashable, test: Callable[[], None]) -> bool:
+        """Whether `op` may be used for this size; `test` raises where not, and runs once."""
+        key = op, size
+        if key not in self.passed:
+            self.passed[key] = reason = _reason(test)
+            if reason:
+                log.warning(
+                    "%s: %s of %s is not used: %s; own kernels compute it", self.library, op, size, reason
+                )
+            else:
+                log.info("%s computes %s of %s", self.library, op, size)
+        return not self.passed[key]
+
+    def uses(self, op: str, size: Hashable) -> bool:
+        """Whether it was tested and right. What nobody tested is not used."""
+        return self.passed.get((op, size), "untested") == ""
+
+    def told(self) -> str:
+        """Who computes what, for one line."""
+        used = sorted({op for (op, _), reason in self.passed.items() if not reason})
+        refused = [f"{op} of {size} not: {reason}" for (op, size), reason in self.passed.items() if reason]
+        return "; ".join((f"{self.library} computes {', '.join(used) or 'nothing'}", *refused))
+
+
+def _reason(test: Callable[[], None]) -> str:
+    try:
+        test()
+    except WrongAnswer as wrong:
+        return str(wrong)
+    except FAILURES as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+    return ""
+
+
+def expect_close(name: str, answer: Tensor, truth: Tensor) -> None:
+    """Raises WrongAnswer where they are further apart than roundings, or no numbers are at other places."""
+    if answer.shape != truth.shape or answer.dtype is not truth.dtype:
+        raise WrongAnswer(
+            f"{name} is {answer.dtype} {tuple(answer.shape)}, not {truth.dtype} {tuple(truth.shape)}"
+        )
+    if not torch.equal(answer.isfinite(), truth.isfinite()):
+        raise WrongAnswer(f"{name}: numbers that are none are at other places")
+    fine = truth.isfinite()
+    apart = (answer.double() - truth.double())[fine].abs()
+    bound = STEPS * torch.finfo(truth.dtype).eps * max(1.0, float(truth[fine].abs().max()))
+    if float(apart.max()) > bound:
+        raise WrongAnswer(f"{name} is off by {float(apart.max()):.3g}, allowed {bound:.3g}")

@@ -1,0 +1,213 @@
+"""Kernels of another library: used where they gave the reference's answers, and never where they are wrong, fail or are
+absent. The fakes have the signatures that `flashinfer/norm.py` and `flashinfer/decode.py` of 0.6 declare."""
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from afserve.errors import ConfigError
+from afserve.kernels.libraries.flashinfer import FlashInfer
+from afserve.kernels.ops import Ops, open_ops
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.triton.backend import TritonBackend
+from tests.kernels.triton.test_backend import batch_of, gqa_layer
+
+
+class Fake:
+    """What it was called with, and how it answers: right, or what `spoil` makes of that."""
+
+    def __init__(self, device, spoil=lambda answer: answer):
+        self.calls, self._spoil, self._right = [], spoil, Reference(device)
+
+    def rmsnorm(self, input, weight, eps=1e-6, out=None, enable_pdl=None):
+        self.calls.append("rmsnorm")
+        return self._spoil(self._right.rms_norm(input, weight, eps))
+
+    def fused_add_rmsnorm(self, input, residual, weight, eps=1e-6, enable_pdl=None):
+        self.calls.append("fused_add_rmsnorm")
+        input.copy_(self._spoil(self._right.add_rms_norm(residual, input, weight, eps)))
+
+    def trtllm_batch_decode_with_kv_cache(
+        self, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale=1.0, bmm2_scale=1.0,
+        window_left=-1, out=None, out_dtype=None, o_sf_scale=None, o_sf_vec_size=None, sinks=None, kv_layout="HND",
+        enable_pdl=None, backend="auto", q_len_per_req=1, o_scale=1.0, mask=None, max_q_len=None, cum_seq_lens_q=None,
+    ):  # fmt: skip
+        assert workspace_buffer.numel() >= 1 << 20 and kv_layout == "HND" and bmm2_scale == 1.0
+        assert query.shape[0] == len(seq_lens) == len(block_tables) and int(max(seq_lens)) <= max_seq_len
+        self.calls.append(f"decode of {len(seq_lens)}")
+        starts = torch.arange(len(seq_lens) + 1, dtype=torch.int32)
+        batch = PagedBatch(seq_lens, seq_lens, starts, seq_lens, block_tables, 1, max_seq_len)
+        window = None if window_left < 0 else window_left + 1
+        seen = self._right.attend_gqa(query, *(x.float() for x in kv_cache), batch, bmm1_scale, window)
+        return self._spoil(seen)
+
+
+@pytest.fixture
+def installed(monkeypatch, device):
+    """installed(spoil): a package called flashinfer whose kernels answer so."""
+    monkeypatch.setattr("afserve.kernels.libraries.flashinfer.WORKSPACE", 1 << 20)
+
+    def install(spoil=lambda answer: answer):
+        fake = Fake(device, spoil)
+        package, norm, decode = (
+            ModuleType(n) for n in ("flashinfer", "flashinfer.norm", "flashinfer.decode")
+        )
+        package.__version__, package.__path__ = "0.6.0", []
+        norm.rmsnorm, norm.fused_add_rmsnorm = fake.rmsnorm, fake.fused_add_rmsnorm
+        decode.trtllm_batch_decode_with_kv_cache = fake.trtllm_batch_decode_with_kv_cache
+        for module in (package, norm, decode):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        return fake
+
+    return install
+
+
+def backend_on(device):
+    return TritonBackend(device, multiprocessors=2, library=FlashInfer.open(device))
+
+
+def half_of(backend, device):
+    """A decode step's half of one token, and what tests at load had called before."""
+    ops = Ops(backend, device, 1)
+    k, v = (torch.zeros(3, 2, 8, 16).bfloat16().to(device) for _ in "kv")
+    bound = ops.bind_gqa(gqa_layer(ops, torch.bfloat16, device), k, v)
+    called = list(fake_calls(backend)) if backend._library else []
+    torch.manual_seed(3)
+    x = torch.randn(1, 32).bfloat16().to(device)
+    half = ops.gqa_half(x, bound, batch_of(device, 1, 1, 8))
+    return x, half.normed_TH, called
+
+
+def fake_calls(backend):
+    return backend._library._norm.rmsnorm.__self__.calls
+
+
+def test_right_answers_are_used(installed, device, close, caplog):
+    fake = installed()
+    backend = backend_on(device)
+    with caplog.at_level(logging.INFO, "afserve.kernels"):
+        x, normed, called = half_of(backend, device)
+    assert caplog.messages == [
+        "flashinfer 0.6.0 computes rms_norm of rows of 32 in torch.bfloat16",
+        "flashinfer 0.6.0 computes add_rms_norm of rows of 32 in torch.bfloat16",
+        "flashinfer 0.6.0 computes attend_gqa of 4 over 2 heads of 16, blocks of 8, torch.bfloat16",
+    ]
+    assert called == ["rmsnorm", "fused_add_rmsnorm", "decode of 3"]  # tested at load
+    assert fake.calls[3:] == ["rmsnorm", "decode of 1", "fused_add_rmsnorm"]
+    own_x, own, _ = half_of(TritonBackend(device, multiprocessors=2), device)
+    close(x, own_x.double(), steps=4.0)
+    close(normed, own.double(), steps=8.0)
+    assert backend.explain().endswith("flashinfer 0.6.0 computes add_rms_norm, attend_gqa, rms_norm")
+
+
+def off_by_a_tenth(answer):
+    return answer * 1.1
+
+
+def hidden_nan(answer):
+    return answer.nan_to_num(0.0)
+
+
+def spread_nan(answer):
+    return torch.full_like(answer, float("nan"))
+
+
+def other_dtype(answer):
+    return answer.float()
+
+
+@pytest.mark.parametrize("spoil", [off_by_a_tenth, spread_nan])
+def test_wrong_answers_are_refused(installed, device, caplog, spoil):
+    fake = installed(spoil)
+    backend = backend_on(device)
+    with caplog.at_level(logging.WARNING, "afserve.kernels"):
+        x, normed, called = half_of(backend, device)
+    assert fake.calls == called, "serving called what its test refused"
+    own = half_of(TritonBackend(device, multiprocessors=2), device)
+    assert torch.equal(x, own[0]) and torch.equal(normed, own[1])
+    refused = [m for m in caplog.messages if "is not used" in m]
+    assert len(refused) == len({m.split(":")[1] for m in refused}) >= 2
+    assert all(m.startswith("flashinfer 0.6.0: ") and m.endswith("own kernels compute it") for m in refused)
+    assert "rms_norm of rows of 32" in backend.explain()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "matter", "times"),
+    [
+        (hidden_nan, "numbers that are none are at other places", 2),
+        (other_dtype, "rms_norm is torch.float32 (5, 32), not torch.bfloat16 (5, 32)", 1),
+    ],
+)
+def test_what_is_wrong_is_said(installed, device, spoil, matter, times):
+    """A row that is no number may not be hidden."""
+    installed(spoil)
+    library = FlashInfer.open(device)
+    library.test_norms(32, torch.bfloat16)
+    assert library.ops.told().count(matter) == times
+
+
+def raises(answer):
+    raise RuntimeError("no kernel image is available for execution on the device\nmore")
+
+
+def test_what_raises_is_refused_with_its_words(installed, device):
+    installed(raises)
+    backend = backend_on(device)
+    half_of(backend, device)
+    assert "RuntimeError: no kernel image is available for execution on the device" in backend.explain()
+    assert "computes nothing" in backend.explain() and "more" not in backend.explain()
+
+
+def test_what_was_not_tested_is_not_used(installed, device):
+    """Sizes that no layer has, prompts, and rows that lie apart."""
+    fake = installed()
+    backend = backend_on(device)
+    half_of(backend, device)
+    before = len(fake.calls)
+    x, weight = torch.randn(2, 64).bfloat16().to(device), torch.ones(64).bfloat16().to(device)
+    backend.rms_norm(x[:, :48], weight[:48], 1e-6)
+    backend.rms_norm(x[:, :32], weight[:32], 1e-6)
+    k = torch.zeros(3, 2, 8, 16).bfloat16().to(device)
+    q = torch.zeros(3, 4, 16).bfloat16().to(device)
+    backend.attend_gqa(q, k, k, batch_of(device, 3, 20, 8), 0.25, None)
+    backend.attend_gqa(q[:1], k, k, batch_of(device, 1, 20, 8), 0.25, 5)
+    assert len(fake.calls) == before
+
+
+def test_an_answer_that_wrote_to_its_rows_is_refused(installed, device):
+    fake = installed()
+    right = fake._right.rms_norm
+
+    def writes(x, weight, eps):
+        answer = right(x, weight, eps)
+        x.zero_()
+        return answer
+
+    fake._right.rms_norm = writes
+    library = FlashInfer.open(device)
+    library.test_norms(32, torch.bfloat16)
+    assert "x was written to" in library.ops.told()
+
+
+def test_what_is_not_installed_is_an_error_that_says_what_to_do(monkeypatch, device):
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(ConfigError, match=r"pip install afserve\[flashinfer\], or leave it out") as refused:
+        FlashInfer.open(device)
+    assert refused.value.param == "gpu_kernels"
+
+
+def test_a_cpu_has_none():
+    with pytest.raises(
+        ConfigError, match="--gpu-kernels: flashinfer is for GPUs, and cpu is none; leave it out"
+    ):
+        open_ops("cpu", 1, "flashinfer")
+
+
+def test_own_kernels_are_the_default(installed, device):
+    fake = installed()
+    half_of(TritonBackend(device, multiprocessors=2), device)
+    assert fake.calls == []
