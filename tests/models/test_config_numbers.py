@@ -372,6 +372,13 @@ def test_what_used_to_be_served(tmp_path, name, value):
         load(tmp_path, {"model_type": "deepseek_v3", **LATENT, name: value})
 
 
+def test_layers_that_are_not_there_are_missed_by_the_familys_own_name(tmp_path):
+    config = {"model_type": "longcat_flash", **CONFIGS["longcat_flash"], "num_layers": None}
+    config.pop("num_hidden_layers", None)
+    with pytest.raises(CheckpointError, match="num_layers: missing"):
+        load(tmp_path, config)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

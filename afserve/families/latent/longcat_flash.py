@@ -14,7 +14,8 @@ from afserve.spec_parts import AttentionSpec, DenseSpec, LayerSpec
 
 def _count(fields: ConfigFields) -> int:
     """Of our layers, which transformers calls `num_hidden_layers`."""
-    ours = 2 * (fields.optional("num_layers") or 0) or fields.integer("num_hidden_layers")
+    theirs = fields.optional("num_layers")
+    ours = 2 * theirs if theirs else fields.optional("num_hidden_layers") or fields.integer("num_layers")
     if ours % 2:
         raise fields.refuse("num_hidden_layers", "is odd, and each layer has two attentions")
     return ours
