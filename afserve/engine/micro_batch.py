@@ -129,8 +129,8 @@ class MicroBatch(Generic[T]):
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             if self._look_ups is not None:
-                rows_TX = yield from self._look_ups.rows_of(self.plan, step.token_T)
-                step = replace(step, looked_up_TX=rows_TX)
+                rows_TX, why = yield from self._look_ups.rows_of(self.plan, step.token_T)
+                step = replace(step, looked_up_TX=rows_TX, not_looked_up=why)
             try:
                 run: StepRun[T] | None = self._runner.run_step(step)
                 while run is not None:

@@ -201,6 +201,48 @@ def test_a_step_waits_for_what_was_asked_ahead_only_where_it_needs_it(bank):
     assert first_wait(prompt, 4)[0] == 1
 
 
+class GivenUp(SilentAhead):
+    """One over which it is given up after a deadline, all but its first row."""
+
+    def __init__(self):
+        self.asked = []
+
+    def dispatch(self, x_TX, slice_TK, inside_TK, *, layer, micro_batch):
+        self.asked.append(micro_batch)
+        return super().dispatch(x_TX, slice_TK, inside_TK, layer=layer, micro_batch=micro_batch)
+
+    def ready(self, ticket):
+        return True
+
+    def combine(self, ticket):
+        rows_TX = torch.zeros(ticket[1])
+        rows_TX[ticket[0] :] = float("nan") if ticket[0] else 0.0
+        return rows_TX
+
+    def take_given_up(self, micro_batch):
+        return {at: f"row {at}: no answer" for at in (1, 2, 3)} if micro_batch else {}
+
+
+def test_who_was_given_up_ahead_is_not_asked_for_a_second_deadline(bank):
+    _, spec, _ = bank
+    link = GivenUp()
+    words = lambda token_T: torch.zeros((len(token_T), spec.hidden))  # noqa: E731
+    model = SimpleNamespace(spec=spec, words=words, ops=SimpleNamespace(device=torch.device("cpu")))
+    look_ups, ids = LookUps(0, 1, model, link), tuple(range(20, 28))
+    sequence = Sequence.start(GenerationRequest(1, ids, SamplingParams(max_tokens=9)), 0, frozenset())
+    found = []
+    for start in (0, 4):
+        plan = StepPlan(0, (Chunk(sequence, start, 4, start == 4, ChunkKind.PROMPT),))
+        link.asked.clear()
+        with pytest.raises(StopIteration) as ended:
+            next(look_ups.rows_of(plan, torch.tensor(ids[start : start + 4])))
+        found.append(ended.value.value)
+    (whole_TX, nothing), (rows_TX, why) = found
+    assert whole_TX.isfinite().all() and nothing == {} and link.asked == []
+    assert rows_TX[0].isfinite().all() and rows_TX[1:].isnan().all()
+    assert why == {at: f"row {at}: no answer" for at in (1, 2, 3)}
+
+
 @pytest.mark.parametrize("wire", ["local", "shm", "tcp"])
 @pytest.mark.parametrize("rows", [WireType.FLOAT32, WireType.FLOAT8])
 def test_rows_over_each_wire(wire, rows, bank, checkpoint):

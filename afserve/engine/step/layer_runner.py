@@ -51,6 +51,7 @@ class LayerRunner(Generic[T]):
         self._spoiled = Spoiled(most_rows, model.ops.device)
         self._late: _Away[T] | None = None
         self._given_before: Mapping[int, str] = {}
+        self._not_looked_up: Mapping[int, str] = {}
         self.taps = RowTaps(() if model.head is None else model.head.behind)
         self.seen_rows = self.taps.seen_rows
 
@@ -100,7 +101,7 @@ class LayerRunner(Generic[T]):
 
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """The embedded tokens and the marks of their rows, all fine yet."""
-        x_TH = self.model.embed(step.token_T, step.looked_up_TX)
+        x_TH, self._not_looked_up = self.model.embed(step.token_T, step.looked_up_TX), step.not_looked_up
         self.taps.note_rows(0, x_TH)
         self._late = None
         return x_TH, self._spoiled.of(step.paged.starts)
@@ -216,7 +217,8 @@ class LayerRunner(Generic[T]):
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""
-        return self._link.take_given_up(self.index)
+        not_looked_up, self._not_looked_up = self._not_looked_up, {}
+        return {**not_looked_up, **self._link.take_given_up(self.index)}
 
 
 def _only(half: Half, row_R: Tensor) -> Half:

@@ -8,7 +8,7 @@ chunks have become; one that needs none of them does not wait for them.
 Shapes: T tokens of a step, N heads of the table, K choices of a message, X numbers of a row that travels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from afserve.models.decoder import AttentionModel
 
 _Text = tuple[Sequence[int], int]
 _ELSEWHERE = -1
+Reasons = Mapping[int, str]  # by row
 
 
 class _Ahead(NamedTuple, Generic[T]):
@@ -41,23 +42,27 @@ class LookUps(Generic[T]):
         self._spec, self._table = model.spec, model.spec.table
         self._ahead: _Ahead[T] | None = None
 
-    def rows_of(self, plan: StepPlan, token_T: Tensor) -> StepRun[T]:
-        """Float32, (T, X). Rows that nobody gave are NaN, and the link says why."""
+    def rows_of(self, plan: StepPlan, token_T: Tensor) -> Generator[T | None, None, tuple[Tensor, Reasons]]:
+        """Float32, (T, X). Rows that nobody gave are NaN: why is told by token of those that were asked ahead, and by
+        the link of the others."""
         number_TN = row_numbers(self._table, _texts(plan, self._table.order - 1))
         x_TX, early = self._words(token_T), {} if self._ahead is None else self._ahead.place
         place_T = torch.tensor([early.get(row.tobytes(), _ELSEWHERE) for row in number_TN])
         whole_TX = yield from self._sums(x_TX, number_TN, place_T < 0)
-        known_T = (place_T >= 0).nonzero()[:, 0]
+        known_T, why_T = (place_T >= 0).nonzero()[:, 0], dict[int, str]()
         if self._ahead is not None and (len(known_T) or self._link.ready(self._ahead.ticket)):
-            early_AX = yield from self._take_ahead(self._ahead.ticket)
+            early_AX, why_A = yield from self._take_ahead(self._ahead.ticket)
             whole_TX[known_T.to(x_TX.device)] = early_AX[place_T[known_T].to(x_TX.device)]
             lost_T = (place_T >= 0) & ~whole_TX[:, 0].isfinite().cpu()
-            if bool(lost_T.any()):  # who was asked ahead gave up: asked now, the link says why
+            # Who was not answered in time is not asked again: nobody waits for two deadlines.
+            why_T = {at: why_A[place] for at, place in enumerate(place_T.tolist()) if place in why_A}
+            lost_T[torch.tensor([*why_T], dtype=torch.int64)] = False
+            if bool(lost_T.any()):
                 whole_TX[lost_T.to(x_TX.device)] = 0.0
                 whole_TX += yield from self._sums(x_TX, number_TN, lost_T)
         if self._ahead is None:
             self._ask_ahead(plan)
-        return whole_TX
+        return whole_TX, why_T
 
     def _sums(self, x_TX: Tensor, number_TN: Ids, wanted_T: Tensor) -> StepRun[T]:
         """Rows of the tokens that are wanted; zeros of the others."""
@@ -70,13 +75,12 @@ class LookUps(Generic[T]):
                 whole_TX += self._link.combine(ticket)
         return whole_TX
 
-    def _take_ahead(self, ticket: T) -> StepRun[T]:
-        """What was asked for ahead."""
+    def _take_ahead(self, ticket: T) -> Generator[T | None, None, tuple[Tensor, Reasons]]:
+        """What was asked for ahead, and why rows of it are missing."""
         while not self._link.ready(ticket):
             yield ticket
         self._ahead, early_AX = None, self._link.combine(ticket)
-        self._link.take_given_up(self._beside)
-        return early_AX
+        return early_AX, self._link.take_given_up(self._beside)
 
     def _ask_ahead(self, plan: StepPlan) -> None:
         """For as much of the prompts as this step has itself; what follows in a shared one may be another node's. Where

@@ -3,8 +3,8 @@
 Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows whose logits are wanted.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
@@ -30,6 +30,7 @@ class StepInput:
     alone    no other micro-batch has anything to run
     shared   the one chunk of a step that needs or gives layers of other nodes
     looked_up_TX  float32, rows of the look-up table of a model that has one; None where nobody needs right ones
+    not_looked_up  why nobody gave some of these, by token, where the link does not say it
     ahead    nobody waits for it: its runner yields None before each layer, and may be told to end there
     """
 
@@ -45,6 +46,7 @@ class StepInput:
     further: tuple[PagedBatch, ...] = ()
     ahead: bool = False
     looked_up_TX: Tensor | None = None
+    not_looked_up: Mapping[int, str] = field(default_factory=dict)
 
     def move_on(self, counts: Sequence[int]) -> None:
         """Of each sequence with a draft so many tokens count: recurrent states are moved on by those."""
