@@ -84,15 +84,16 @@ class Exchange:
         generation: int,
         prompt: Prompt | None = None,
         members: tuple[SplitMember, ...] = (),
+        instead: float = 0.0,
     ) -> int:
         """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them, or where
         `prompt` is computed for them, by all `members` together if there are any; the transfer's number. It ends within
-        `limit` seconds."""
+        `limit` seconds, and sooner where they come so slowly that computing them, `instead` seconds, is faster."""
         peer = self._peer(address)
         now = self._clock.now()
         asked = prompt and replace(prompt, members=members, life=self._generation)
         return self._puller.start(
-            peer, names, now, limit, request=request, generation=generation, prompt=asked
+            peer, names, now, limit, request=request, generation=generation, prompt=asked, instead=instead
         )
 
     def load(self, address: str) -> Load | None:

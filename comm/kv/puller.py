@@ -1,7 +1,7 @@
 """The end that wants blocks: it reserves memory, asks, checks what comes, and makes it findable block by block.
 
-A pull ends when everything came, or at its deadline, or when nothing has come for a while, or with the first wrong
-byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came
+A pull ends when everything came, or at its deadline, or when nothing has come for a while, or when computing the rest
+looks faster, or with the first wrong byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came
 right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through `post`; it knows no
 sockets, and times are passed in.
 """
@@ -35,6 +35,7 @@ from afserve.comm.kv.store import BlockStore
 STALL_SECONDS = 1.0  # without a block
 COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
 RENEW_SECONDS = LEASE_SECONDS / 6
+LOOK_SHARE, LOOK_SECONDS = 0.1, 0.02  # of the time of computing, and at least: until a rate says something
 COMPLETE, CANCELLED = "complete", "cancelled"
 Post = Callable[[int, Message], None]
 
@@ -121,6 +122,13 @@ class _Pull:
     known: int = 0
     received: int = 0
     bytes: int = 0
+    instead: float = 0.0  # seconds of computing all of them; 0: not known
+
+    def too_slow(self, now: float) -> bool:
+        """Whether all of them would take longer at the rate so far than to compute them."""
+        took = now - self.began
+        looked = self.instead and took >= max(LOOK_SECONDS, LOOK_SHARE * self.instead)
+        return bool(looked) and took * len(self.names) > self.instead * self.received
 
 
 @dataclass(slots=True)
@@ -153,9 +161,10 @@ class Puller:
         copies: bool = False,
         spare: bool = False,
         prompt: Prompt | None = None,
+        instead: float = 0.0,
     ) -> int:
         """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
-        seconds. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
+        seconds, and ends sooner where all would take longer than `instead`, which computing them takes. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
         first."""
         self._numbers += 1
         here = self.store.find(names)
@@ -175,6 +184,7 @@ class Puller:
             progress=now,
             renewed=now,
             coming=prompt is not None,
+            instead=instead * len(blocks) / max(1, len(names)),
         )
         self._pulls[pull.transfer] = pull
         if blocks:
@@ -228,6 +238,8 @@ class Puller:
                 self._give_up(pull, now, f"it took longer than {pull.until - pull.began:.2f} s")
             elif now - pull.progress >= (stall := COMING_SECONDS if pull.coming else STALL_SECONDS):
                 self._give_up(pull, now, f"nothing came for {stall:g} s")
+            elif pull.too_slow(now):
+                self._give_up(pull, now, "computing them is faster")
             elif now - pull.renewed >= RENEW_SECONDS:
                 pull.renewed = now
                 self.post(pull.peer, Renew(pull.transfer))

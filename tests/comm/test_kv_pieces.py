@@ -124,3 +124,35 @@ def test_a_puller_says_both_in_one_message():
     checksum = source.take(source.find(names), names, payload)
     puller.heard(1, Piece(transfer, 0, 3, checksum, payload, 8192), 0.0)
     assert said[-1] == Ack(transfer, 0, 3, 8192) and puller.ended[0].complete
+
+
+@pytest.mark.parametrize(
+    ("instead", "came", "ends"),
+    [
+        (2.0, [], 0.2),  # nothing in a tenth of it
+        (2.0, [0.18], 0.68),  # two thirds of it are left for two thirds of the blocks, and nothing more comes
+        (2.0, [0.18, 0.6], 1.34),
+        (2.0, [0.18, 0.6, 1.2], 1.2),  # all
+        (0.1, [], 0.02),  # a core may be away for so long
+        (0.0, [0.18, 0.6, 1.2], 1.2),  # nobody knows how long it takes
+    ],
+)
+def test_what_comes_more_slowly_than_it_is_computed_is_given_up(instead, came, ends):
+    """Three blocks, which come at these seconds."""
+    source, store = Store(20), Store(20)
+    puller, names = Puller(store, lambda peer, message: None), chain(1, 3)
+    source.compute(names)
+    transfer = puller.start(1, names, 0.0, 20.0, instead=instead)
+    have = 0
+    for hundredth in range(2, 200, 2):
+        now = hundredth / 100
+        while have < len(came) and came[have] <= now:
+            payload, one = memoryview(bytearray(BLOCK)), names[have : have + 1]
+            checksum = source.take(source.find(names)[have : have + 1], one, payload)
+            puller.heard(1, Piece(transfer, have, 1, checksum, payload, 8192), now)
+            have += 1
+        puller.tick(now)
+        if puller.ended:
+            break
+    assert (now, puller.ended[0].received) == (ends, len(came))
+    assert puller.ended[0].complete == (len(came) == 3)

@@ -51,9 +51,11 @@ class Exchange(ScriptedWire):
     def __init__(self):
         super().__init__()
         self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
+        self.instead = 0.0
 
-    def pull(self, address, names, limit, *, request, generation, prompt=None, members=()):
+    def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=0.0):
         self.pulls.append((address, len(names), limit, request, generation))
+        self.instead = instead
         return len(self.pulls)
 
     def cancel(self, transfer):
@@ -95,11 +97,11 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     node.prefill_rate = 10 * BLOCK / 5.0
     assert moves.pull(request(3), SOURCE)
     moves.turn()
-    assert exchange.pulls[-1][2] == pytest.approx(5.0)
+    assert exchange.pulls[-1][2] == exchange.instead == pytest.approx(5.0)
     node.prefill_rate = 10 * BLOCK / 0.15
     assert moves.pull(request(4), SOURCE)
     moves.turn()
-    assert exchange.pulls[-1][2] == LEAST_SECONDS
+    assert exchange.pulls[-1][2] == LEAST_SECONDS and exchange.instead == pytest.approx(0.15)
 
 
 def test_a_link_over_which_nothing_comes_is_left_alone_and_tried_again_and_others_are_not_blamed(scene):

@@ -39,6 +39,7 @@ _MOST_RATES = 1024  # nodes whose rates are remembered
 class _Pull(Job):
     source: KvSource
     names: list[Name]
+    again: float  # seconds of computing them; 0: not measured yet
 
 
 class KvMoves:
@@ -113,7 +114,7 @@ class KvMoves:
             f"they are {'moved' if limit else 'computed'}"
         )
         if limit:
-            self._pulls.queue.append(_Pull(request, self._clock.now(), limit, source, names))
+            self._pulls.queue.append(_Pull(request, self._clock.now(), limit, source, names, again))
         elif source.address in self._rates:
             self._rates[source.address] *= _AGAIN
         return limit > 0
@@ -214,6 +215,7 @@ class KvMoves:
                 one.left(now),
                 request=source.request,
                 generation=source.life.generation,
+                instead=one.again,
             )
             self._pulls.wait_for(one, transfer)
         return [one.request for one in late]
