@@ -27,7 +27,7 @@ from afserve.comm.kv.messages import (
     Row,
     Want,
 )
-from afserve.comm.kv.puller import Load, Prompt, Pulled, Puller
+from afserve.comm.kv.puller import Instead, Load, Prompt, Pulled, Puller
 from afserve.comm.kv.sharing import SharedPrompt, Sharing
 from afserve.comm.kv.split import Split, SplitMember
 from afserve.comm.kv.store import BlockStore
@@ -84,11 +84,11 @@ class Exchange:
         generation: int,
         prompt: Prompt | None = None,
         members: tuple[SplitMember, ...] = (),
-        instead: float = 0.0,
+        instead: Instead | None = None,
     ) -> int:
         """Get a chain of blocks from the node at `address`, in that life of it, where `request` has left them, or where
         `prompt` is computed for them, by all `members` together if there are any; the transfer's number. It ends within
-        `limit` seconds, and sooner where they come so slowly that computing them, `instead` seconds, is faster."""
+        `limit` seconds, and sooner where `instead` is faster."""
         peer = self._peer(address)
         now = self._clock.now()
         asked = prompt and replace(prompt, members=members, life=self._generation)

@@ -35,7 +35,6 @@ from afserve.comm.kv.store import BlockStore
 STALL_SECONDS = 1.0  # without a block
 COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
 RENEW_SECONDS = LEASE_SECONDS / 6
-LOOK_SHARE, LOOK_SECONDS = 0.1, 0.02  # of the time of computing, and at least: until a rate says something
 COMPLETE, CANCELLED = "complete", "cancelled"
 Post = Callable[[int, Message], None]
 
@@ -88,6 +87,14 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Instead:
+    """Computing the missing blocks takes `seconds`. What comes is not judged by that before `patience` is over."""
+
+    seconds: float
+    patience: float
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What a node that computes prompts said of itself at a time: tokens that are queued, tokens per second."""
 
@@ -122,13 +129,17 @@ class _Pull:
     known: int = 0
     received: int = 0
     bytes: int = 0
-    instead: float = 0.0  # seconds of computing all of them; 0: not known
+    instead: Instead | None = None
 
     def too_slow(self, now: float) -> bool:
         """Whether all of them would take longer at the rate so far than to compute them."""
         took = now - self.began
-        looked = self.instead and took >= max(LOOK_SECONDS, LOOK_SHARE * self.instead)
-        return bool(looked) and took * len(self.names) > self.instead * self.received
+        other = self.instead
+        return (
+            other is not None
+            and took >= other.patience
+            and took * len(self.names) > other.seconds * self.received
+        )
 
 
 @dataclass(slots=True)
@@ -161,10 +172,10 @@ class Puller:
         copies: bool = False,
         spare: bool = False,
         prompt: Prompt | None = None,
-        instead: float = 0.0,
+        instead: Instead | None = None,
     ) -> int:
         """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
-        seconds, and ends sooner where all would take longer than `instead`, which computing them takes. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
+        seconds, and ends sooner where `instead` is faster. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
         first."""
         self._numbers += 1
         here = self.store.find(names)
@@ -184,7 +195,7 @@ class Puller:
             progress=now,
             renewed=now,
             coming=prompt is not None,
-            instead=instead * len(blocks) / max(1, len(names)),
+            instead=instead,
         )
         self._pulls[pull.transfer] = pull
         if blocks:

@@ -7,7 +7,7 @@ import pytest
 
 from afserve.comm.kv.lender import Lender
 from afserve.comm.kv.messages import Ack, Fetched, Piece, Want
-from afserve.comm.kv.puller import Puller
+from afserve.comm.kv.puller import Instead, Puller
 from afserve.comm.kv.rooms import NOWHERE, SLOTS, Room, share
 from afserve.comm.kv.stream import PeerStream, parts_of
 from tests.comm.kv_world import BLOCK, Store, chain
@@ -129,12 +129,16 @@ def test_a_puller_says_both_in_one_message():
 @pytest.mark.parametrize(
     ("instead", "came", "ends"),
     [
-        (2.0, [], 0.2),  # nothing in a tenth of it
-        (2.0, [0.18], 0.68),  # two thirds of it are left for two thirds of the blocks, and nothing more comes
-        (2.0, [0.18, 0.6], 1.34),
-        (2.0, [0.18, 0.6, 1.2], 1.2),  # all
-        (0.1, [], 0.02),  # a core may be away for so long
-        (0.0, [0.18, 0.6, 1.2], 1.2),  # nobody knows how long it takes
+        (Instead(2.0, 0.2), [], 0.2),
+        (
+            Instead(2.0, 0.2),
+            [0.18],
+            0.68,
+        ),  # then two thirds of both are left
+        (Instead(2.0, 0.2), [0.18, 0.6], 1.34),
+        (Instead(2.0, 0.2), [0.18, 0.6, 1.2], 1.2),  # all
+        (Instead(0.1, 0.9), [0.18, 0.6], 0.9),  # nobody looks before
+        (None, [0.18, 0.6, 1.2], 1.2),  # nobody knows how long it takes
     ],
 )
 def test_what_comes_more_slowly_than_it_is_computed_is_given_up(instead, came, ends):

@@ -61,7 +61,7 @@ class ScriptedWire(Exchange):
         self.settled: list[tuple[int, int]] = []
         self.sharing: Any = SimpleNamespace(started=[], ended=[])
 
-    def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=0.0):
+    def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=None):
         unscripted(address, names)
 
     def fetch(self, key, names, limit, generation):

@@ -7,7 +7,7 @@ import pytest
 from afserve.cli.status import kv_lines
 from afserve.clock import FakeClock
 from afserve.comm.kv.exchange import ExchangeStats
-from afserve.comm.kv.puller import COMPLETE, Pulled
+from afserve.comm.kv.puller import COMPLETE, Instead, Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.config import EngineSettings
 from afserve.control.copies import buddies, keepers_of
@@ -51,9 +51,9 @@ class Exchange(ScriptedWire):
     def __init__(self):
         super().__init__()
         self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
-        self.instead = 0.0
+        self.instead = None
 
-    def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=0.0):
+    def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=None):
         self.pulls.append((address, len(names), limit, request, generation))
         self.instead = instead
         return len(self.pulls)
@@ -89,7 +89,7 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     node, exchange, _, moves = scene
     assert moves.pull(request(1), SOURCE) and moves.busy
     assert moves.turn() == []
-    assert exchange.pulls == [("unix:there", 10, UNKNOWN_SECONDS, 77, 0)]
+    assert exchange.pulls == [("unix:there", 10, UNKNOWN_SECONDS, 77, 0)] and exchange.instead is None
     exchange.ends(1, 10, 0.1)  # 100 kB/s, so 10 blocks take 0.1 s
     assert moves.turn() == [replace(request(1), from_peer=10 * BLOCK)] and not moves.busy
     node.prefill_rate = 10 * BLOCK / 0.05  # and 0.05 s to compute
@@ -97,11 +97,14 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     node.prefill_rate = 10 * BLOCK / 5.0
     assert moves.pull(request(3), SOURCE)
     moves.turn()
-    assert exchange.pulls[-1][2] == exchange.instead == pytest.approx(5.0)
+    assert exchange.pulls[-1][2] == pytest.approx(5.0)
+    assert exchange.instead == Instead(5.0, 0.5), "a tenth"
     node.prefill_rate = 10 * BLOCK / 0.15
     assert moves.pull(request(4), SOURCE)
     moves.turn()
-    assert exchange.pulls[-1][2] == LEAST_SECONDS and exchange.instead == pytest.approx(0.15)
+    assert exchange.pulls[-1][2] == LEAST_SECONDS
+    assert exchange.instead.seconds == pytest.approx(0.15)
+    assert exchange.instead.patience == pytest.approx(3 * (0.1 / 1.5 + 0.002)), "refused once"
 
 
 def test_a_link_over_which_nothing_comes_is_left_alone_and_tried_again_and_others_are_not_blamed(scene):

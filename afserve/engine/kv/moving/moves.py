@@ -12,7 +12,7 @@ from typing import Any
 from afserve.clock import Clock
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.messages import Name
-from afserve.comm.kv.puller import Pulled
+from afserve.comm.kv.puller import Instead, Pulled
 from afserve.comm.kv.source import KvSource
 from afserve.comm.kv.split import SplitMember
 from afserve.engine.attention_node import AttentionNode
@@ -31,6 +31,7 @@ from afserve.tracing.trace import KV_BLOCKS
 MOST_PULLS = 8  # at once: each may have a window of bytes under way
 _START_SECONDS = 0.002  # of a pull, whatever its size
 _WEIGHT = 0.3  # of the newest pull in the measured rate
+_PATIENCE = 0.02  # seconds: a core may be away for so long
 _AGAIN = 1.5  # who was too slow is tried again: with each refusal it is thought faster by so much
 _MOST_RATES = 1024  # nodes whose rates are remembered
 
@@ -39,7 +40,7 @@ _MOST_RATES = 1024  # nodes whose rates are remembered
 class _Pull(Job):
     source: KvSource
     names: list[Name]
-    again: float  # seconds of computing them; 0: not measured yet
+    instead: Instead | None  # where the time of computing was measured
 
 
 class KvMoves:
@@ -114,7 +115,9 @@ class KvMoves:
             f"they are {'moved' if limit else 'computed'}"
         )
         if limit:
-            self._pulls.queue.append(_Pull(request, self._clock.now(), limit, source, names, again))
+            self._pulls.queue.append(
+                _Pull(request, self._clock.now(), limit, source, names, _instead(transfer, again))
+            )
         elif source.address in self._rates:
             self._rates[source.address] *= _AGAIN
         return limit > 0
@@ -215,7 +218,7 @@ class KvMoves:
                 one.left(now),
                 request=source.request,
                 generation=source.life.generation,
-                instead=one.again,
+                instead=one.instead,
             )
             self._pulls.wait_for(one, transfer)
         return [one.request for one in late]
@@ -282,6 +285,11 @@ class KvMoves:
     def close(self) -> None:
         self._exchange.close()
         self._restores.close()
+
+
+def _instead(transfer: float, again: float) -> Instead | None:
+    """A link is judged after a tenth of the time of computing, or three times that in which all should have come."""
+    return Instead(again, max(_PATIENCE, again / 10, 3 * transfer)) if again else None
 
 
 def _told(seconds: float) -> str:
