@@ -1,9 +1,9 @@
 """The end that wants blocks: it reserves memory, asks, checks what comes, and makes it findable block by block.
 
 A pull ends when everything came, or at its deadline, or when nothing has come for a while, or when computing the rest
-looks faster, or with the first wrong byte. One of a prompt that the owner computes first waits for as long as the owner says that it does. Whatever came
-right stays; the rest is computed by whoever wanted it. It never waits. Messages go out through `post`; it knows no
-sockets, and times are passed in.
+looks faster, or with the first wrong byte. One of a prompt that the owner computes first waits for as long as the owner
+says that it does. Whatever came right stays; the rest is computed by whoever wanted it. It never waits. Messages go out
+through `post`; it knows no sockets, and times are passed in.
 """
 
 from collections.abc import Callable, Sequence
@@ -175,8 +175,8 @@ class Puller:
         instead: Instead | None = None,
     ) -> int:
         """Ask for a chain of blocks, those that are missing here; the number of the transfer. It takes at most `limit`
-        seconds, and ends sooner where `instead` is faster. `copies` are kept for others, in `spare` memory alone where that is said. The owner computes `prompt`
-        first."""
+        seconds, and ends sooner where `instead` is faster. `copies` are kept for others, in `spare` memory alone where
+        that is said. The owner computes `prompt` first."""
         self._numbers += 1
         here = self.store.find(names)
         missing = tuple(names[len(here) :][:MOST_NAMES])
