@@ -49,9 +49,10 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     if layer.steps.log_scale is not None:
         q_TAD = (q_TAD * layer.steps.log_scale.at(batch.position_T)).to(q_TAD.dtype)
     q_nope, q_rope = q_TAD.split((layer.nope, layer.rope), 2)
+    q_rope = turned(q_rope)  # before `batch` is that of rows, whose positions are others
     if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
-    return ops.attend_latent(q_nope, turned(q_rope), layer, cache_NBC, batch).reshape(tokens, -1)
+    return ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch).reshape(tokens, -1)
 
 
 def _choose(

@@ -51,7 +51,7 @@ class Exchange(ScriptedWire):
     def __init__(self):
         super().__init__()
         self.pulls, self.cancelled, self.offers, self.parted = [], [], [], []
-        self.instead = None
+        self.instead: Instead | None = None
 
     def pull(self, address, names, limit, *, request, generation, prompt=None, members=(), instead=None):
         self.pulls.append((address, len(names), limit, request, generation))
@@ -103,7 +103,7 @@ def test_the_first_is_pulled_and_later_ones_by_what_was_measured(scene):
     assert moves.pull(request(4), SOURCE)
     moves.turn()
     assert exchange.pulls[-1][2] == LEAST_SECONDS
-    assert exchange.instead.seconds == pytest.approx(0.15)
+    assert exchange.instead is not None and exchange.instead.seconds == pytest.approx(0.15)
     assert exchange.instead.patience == pytest.approx(3 * (0.1 / 1.5 + 0.002)), "refused once"
 
 
