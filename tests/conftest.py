@@ -156,7 +156,7 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # or libraries complain at the end that it was never freed
 
 
-class Rotated(pytest.Dir):
+class Rotated(pytest.Dir):  # type: ignore[misc]  # final, and its order of files is no setting
     """The rooms, of which each worker collects others first: what is not compiled yet they compile in parts, not all of
     it each."""
 
