@@ -268,6 +268,9 @@ class EngineSettings:
         if self.kv_dtype != AUTO and self.device != "cpu":
             told = f"the kernels of CPUs read it, those of --device {self.device} do not; leave it out"
             raise ConfigError(f"--kv-dtype {self.kv_dtype}: {told}", param="kv_dtype")
+        if self.gpu_kernels != AUTO and self.device == "cpu":
+            told = f"{self.gpu_kernels} is for GPUs, and cpu is none; leave it out, or add --device cuda"
+            raise ConfigError(f"--gpu-kernels: {told}", param="gpu_kernels")
         for name in ("kv_copies", "kv_host", "kv_ssd", "kv_events"):
             if getattr(self, name) and not self.prefix_caching:
                 told = "blocks are found as prefixes are, and --no-prefix-caching ends that; leave out one"

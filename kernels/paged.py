@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from afserve.kernels.devices.opened import device_of
+
 
 class ChosenRows:
     """What the last layer with an indexer chose (`indexer.chosen_batch`); None: all that tokens see."""
@@ -105,12 +107,12 @@ def unmasked(batch: PagedBatch) -> PagedBatch:
     """The same rows, each of which sees the whole context of its sequence, so those behind it too: to attention it is
     the last of a sequence of its own. The batch has its host integers."""
     counts = [end - first for first, end in itertools.pairwise(batch.starts)]
-    sequence_T = _on(batch, [s for s, count in enumerate(counts) for _ in range(count)]).long()
+    sequence_T = on_device(batch, [s for s, count in enumerate(counts) for _ in range(count)]).long()
     contexts = tuple(c for c, count in zip(batch.contexts, counts, strict=True) for _ in range(count))
     starts = tuple(range(batch.tokens + 1))
     return replace(
         batch,
-        query_start_S1=_on(batch, list(starts)),
+        query_start_S1=on_device(batch, list(starts)),
         context_S=batch.context_S[sequence_T],
         block_table_SB=batch.block_table_SB[sequence_T],
         max_query=1,
@@ -136,12 +138,12 @@ def part_of(batch: PagedBatch, counts: Sequence[tuple[int, int]]) -> BatchPart:
         rows += range(first, first + count)
         starts.append(len(rows))
         contexts.append(batch.contexts[sequence] - (end - first) + count)
-    row_R, sequence_P = _on(batch, rows).long(), _on(batch, [sequence for sequence, _ in counts])
+    row_R, sequence_P = on_device(batch, rows).long(), on_device(batch, [sequence for sequence, _ in counts])
     part = PagedBatch(
         batch.position_T[row_R],
         batch.kv_slot_T[row_R],
-        _on(batch, starts),
-        _on(batch, contexts),
+        on_device(batch, starts),
+        on_device(batch, contexts),
         batch.block_table_SB[sequence_P],
         max(count for _, count in counts),
         max(contexts),
@@ -152,8 +154,12 @@ def part_of(batch: PagedBatch, counts: Sequence[tuple[int, int]]) -> BatchPart:
     return BatchPart(row_R, part)
 
 
-def _on(batch: PagedBatch, numbers: list[int]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, device=batch.position_T.device)
+def on_device(batch: PagedBatch, numbers: list[int]) -> Tensor:
+    """int32 where the batch is: a copy for which the host does not wait."""
+    where = batch.position_T.device
+    pinned = device_of(where).pinned(len(numbers), torch.int32)
+    pinned.numpy()[:] = numbers
+    return pinned.to(where, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +213,13 @@ def _aside(batch: PagedBatch) -> PagedBatch:
     counts = [end - first for first, end in itertools.pairwise(batch.starts)]
     positions = [1 + at for count in counts for at in range(count)]
     contexts = [1 + count for count in counts]
-    position_T = _on(batch, positions).long()
-    table_S1 = _on(batch, list(range(len(counts))))[:, None]
+    position_T = on_device(batch, positions).long()
+    table_S1 = on_device(batch, list(range(len(counts))))[:, None]
     return PagedBatch(
         position_T,
         position_T,
         batch.query_start_S1,
-        _on(batch, contexts),
+        on_device(batch, contexts),
         table_S1,
         batch.max_query,
         batch.max_query + 1,

@@ -61,7 +61,7 @@ class FlashInfer:
         return self._summed_norm(x_TH, y_TH, weight_H, eps)
 
     def _has_norm(self, op: str, x_TH: Tensor, weight_H: Tensor) -> bool:
-        plain = x_TH.dim() == 2 and x_TH.is_contiguous() and weight_H.dtype is x_TH.dtype
+        plain = x_TH.dim() == 2 and len(x_TH) > 0 and x_TH.is_contiguous() and weight_H.dtype is x_TH.dtype
         return plain and self.ops.uses(op, _row(x_TH.shape[-1], x_TH.dtype))
 
     def attend_decode(

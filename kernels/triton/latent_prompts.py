@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from afserve.kernels.devices.opened import device_of
 from afserve.kernels.latent import MlaLayer
-from afserve.kernels.paged import BatchPart, PagedBatch, part_of
+from afserve.kernels.paged import BatchPart, PagedBatch, on_device, part_of
 
 TOGETHER = 1 << 16  # rows of latents that several sequences have together
 LONGEST = 1 << 18  # rows of one: 288 MiB of V3's latents; a longer sequence stays absorbed
@@ -128,8 +126,7 @@ def _together(chosen: list[int], contexts: tuple[int, ...]) -> Iterator[list[int
 
 
 def _prompts(batch: PagedBatch, chosen: list[int], queries: int, block_size: int) -> Prompts:
-    device = batch.block_table_SB.device
-    within_B = torch.arange(block_size, device=device)
+    within_B = torch.arange(block_size, device=batch.block_table_SB.device)
     rows, tiles, first_key = list[Tensor](), list[tuple[int, int, int, int]](), 0
     for s in chosen:
         (first, end), context = batch.starts[s : s + 2], batch.contexts[s]
@@ -142,12 +139,5 @@ def _prompts(batch: PagedBatch, chosen: list[int], queries: int, block_size: int
         ]
         first_key += context
     tiles.sort(key=lambda tile: -tile[2])  # what takes longest begins first
-    return Prompts(torch.cat(rows) if len(rows) > 1 else rows[0], _uploaded(tiles, device))
-
-
-def _uploaded(tiles: list[tuple[int, int, int, int]], where: torch.device) -> Tensor:
-    """A copy for which the host does not wait."""
-    numbers = np.asarray(tiles, dtype=np.int32)
-    pinned = device_of(where).pinned(numbers.size, torch.int32)
-    pinned.numpy()[:] = numbers.ravel()
-    return pinned.to(where, non_blocking=True).view(-1, 4)
+    tile_N4 = on_device(batch, [number for tile in tiles for number in tile]).view(-1, 4)
+    return Prompts(torch.cat(rows) if len(rows) > 1 else rows[0], tile_N4)

@@ -86,7 +86,8 @@ def other(one: DeclaredSetting, folder: Path) -> tuple[object, str]:
 
 
 def needed(one: DeclaredSetting) -> list[str]:
-    return ["--load-format", "dummy"] if one.name == "layers" else []
+    beside = {"layers": ["--load-format", "dummy"], "gpu_kernels": ["--device", "cuda"]}
+    return beside.get(one.name, [])
 
 
 @pytest.mark.parametrize(("group", "one"), SETTINGS)

@@ -140,6 +140,16 @@ def test_a_plan_is_made_once_for_all_layers_of_a_step(device):
     assert ops.bind_batch(told([(1, 9)], device)[0]).handle is None
 
 
+def test_a_plan_waits_for_no_device(monkeypatch):
+    """`torch.tensor` on a GPU copies from pages, and waits until all that was launched before is done."""
+    batch, _, _ = told([(1, 9), (300, 1000), (2, 30)], "cpu")
+    monkeypatch.setattr(torch, "tensor", None)
+    found = plan(batch, V3, 8)
+    assert found.absorbed.row_R.tolist() == [0, 301, 302]
+    assert found.absorbed.batch.query_start_S1.tolist() == [0, 1, 3]
+    assert found.absorbed.batch.context_S.tolist() == [9, 30]
+
+
 def test_a_long_prompt_is_cut_into_tiles_the_longest_first():
     found = plan(told([(300, 1000)], "cpu")[0], V3, 8)
     assert found.absorbed is None

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from afserve.config import EngineSettings
 from afserve.errors import ConfigError
 from afserve.kernels.libraries.flashinfer import FlashInfer
 from afserve.kernels.ops import Ops, open_ops
@@ -200,7 +201,25 @@ def test_what_is_not_installed_is_an_error_that_says_what_to_do(monkeypatch, dev
     assert refused.value.param == "gpu_kernels"
 
 
+def test_no_rows_are_own_kernels(installed, device):
+    """A launch over a grid of nothing is an error of CUDA."""
+    fake = installed()
+    backend = backend_on(device)
+    half_of(backend, device)
+    before = len(fake.calls)
+    none, weight = torch.zeros(0, 32).bfloat16().to(device), torch.ones(32).bfloat16().to(device)
+    assert backend.rms_norm(none, weight, 1e-6).shape == (0, 32)
+    assert backend.add_rms_norm(none, none.clone(), weight, 1e-6).shape == (0, 32)
+    assert len(fake.calls) == before
+
+
 def test_a_cpu_has_none():
+    with pytest.raises(
+        ConfigError, match="--gpu-kernels: flashinfer is for GPUs, and cpu is none"
+    ) as refused:
+        EngineSettings(gpu_kernels="flashinfer")
+    assert refused.value.param == "gpu_kernels"
+    assert EngineSettings(gpu_kernels="flashinfer", device="cuda").gpu_kernels == "flashinfer"
     with pytest.raises(
         ConfigError, match="--gpu-kernels: flashinfer is for GPUs, and cpu is none; leave it out"
     ):
