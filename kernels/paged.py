@@ -14,10 +14,12 @@ from afserve.kernels.devices.opened import device_of
 
 
 class ChosenRows:
-    """What the last layer with an indexer chose (`indexer.chosen_batch`); None: all that tokens see."""
+    """What the last layer with an indexer chose (`indexer.chosen_batch`); None: all that tokens see. `taken` is what
+    another device chose, of which `rows` is a copy."""
 
     def __init__(self) -> None:
         self.rows: PagedBatch | None = None
+        self.taken: PagedBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class PagedBatch:
     Of the sequences that are `held` states stay in the cache as they are (`HeldStates`). `singly`: every token has the
     bits that it has as the only one of its sequence, also where a backend computes several in another way.
 
-    `chosen` goes from a layer with an indexer to those behind it that attend the same rows; it is of one step.
+    `chosen` goes from a layer with an indexer to those behind it that attend the same rows; it is of one step. `copies`
+    are this batch on further devices of a node, by their numbers.
 
     `handle` is what a backend made of the tensors (`Ops.bind_batch`); None: every op looks them up. `replace` drops it.
     """
@@ -53,6 +56,7 @@ class PagedBatch:
     held: "HeldStates | None" = None
     singly: bool = False
     chosen: ChosenRows = field(default_factory=ChosenRows, init=False, repr=False, compare=False)
+    copies: "dict[int, PagedBatch]" = field(default_factory=dict, init=False, repr=False, compare=False)
     handle: object | None = field(default=None, init=False, repr=False, compare=False)
 
     def with_handle(self, handle: object) -> "PagedBatch":
@@ -72,6 +76,7 @@ class PagedBatch:
         )
         object.__setattr__(bound, "handle", handle)
         object.__setattr__(bound, "chosen", self.chosen)
+        object.__setattr__(bound, "copies", self.copies)
         return bound
 
     @property

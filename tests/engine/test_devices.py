@@ -19,13 +19,18 @@ from afserve.models.halves import HeadShare
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.pretended_devices import colocated_on
-from tests.families.tiny import TINY, build
+from tests.families.tiny import ALL, LARGE4, build
 
 # Heads over key/value heads: 4/2, 4/1 within a window, 4 over a latent, 4 over a latent without a rank of the query,
 # with biases and sinks, with gates beside the heads.
 SPLIT = [("qwen3", 2), ("qwen3", 4), ("mixtral-window", 2), ("v3", 2), ("v3", 4), ("v3-yarn-noq", 2),
          ("v3-tied-half", 4), ("gptoss", 2), ("gptoss", 4), ("qwen3-tied", 4), ("glm4", 2), ("llama4", 4),
-         ("qwen3-next", 2), ("late", 2)]  # fmt: skip
+         ("qwen3-next", 2), ("late", 2), ("deepseek32", 2), ("glm5", 4), ("chosen-whole", 2)]  # fmt: skip
+# Of a model where a layer that is whole on the first device chooses rows, which one that is split attends too.
+CHOSEN_WHOLE = {**LARGE4, "num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 0], "kv_source_layers": [0, 1, 0, 3],
+                "indexer_types": ["full", "shared", "full", "shared"], "index_topk": 5}  # fmt: skip
+
+SHORT = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 class CountedJoint:
@@ -43,9 +48,14 @@ class CountedJoint:
 
 
 @pytest.fixture
-def source_of(tmp_path, tiny_checkpoint):
+def source_of(tmp_path, tiny_checkpoint, monkeypatch):
+    monkeypatch.setitem(ALL, "chosen-whole", ("MistralLarge4", CHOSEN_WHOLE))
+    kind, fields = ALL["glm5"]
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    monkeypatch.setitem(ALL, "eight-heads", (kind, fields | heads))
+
     def source(name, dtype="float32"):
-        folder = build(name, tmp_path) if name in TINY and name != "qwen3-next" else tiny_checkpoint(name)
+        folder = build(name, tmp_path) if name in ALL and name != "qwen3-next" else tiny_checkpoint(name)
         return ModelSource(str(folder), name, dtype=dtype)
 
     return source
@@ -93,6 +103,19 @@ def test_with_experts_elsewhere(name, devices, experts, source_of, expected):
     assert collect(again) == expected(name)
     assert sum(event.cached_tokens for event in again) == 16 + 32, "whole blocks of 8, one token left over"
     cluster.attention[0].check()
+
+
+@pytest.mark.slow
+def test_micro_batches_that_take_turns_keep_what_was_chosen(source_of):
+    """Each device has copies of all batches that are under way: a layer attends what one before chose in its batch."""
+    source, asked = source_of("eight-heads"), requests(prompts((30, 40, 50, 60)), SHORT)
+    settings = config(micro_batches=3, block_size=16)
+
+    def answers(devices):
+        cluster = LocalCluster.build(source, replace(settings, tensor_parallel=devices), experts=1)
+        return collect(cluster.run(asked))
+
+    assert answers(8) == answers(1)
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import find_model
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
-from afserve.member import attention_node, expert_node
+from afserve.launch.run.room import HostRoom
+from afserve.member import Role, attention_node, expert_node
 from tests.engine.driving import config
 
 CARD = 141 << 30
@@ -103,6 +104,54 @@ def test_as_many_nodes_as_there_are_gpus_for(tmp_path):
     said = r"--tensor-parallel 4: 2 attention nodes of 4 GPUs and 2 expert nodes take 10, and 8 are here"
     with pytest.raises(DoesNotFitError, match=said):
         chosen(spec, 4, 8, attention=2, experts=2)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "said"),
+    [
+        (4, {}, "1 attention node of 4 GPUs and 1 expert node take 5, and 4 are here; use a smaller N"),
+        (
+            8,
+            {"attention": 2},
+            "2 attention nodes of 4 GPUs and 1 expert node take 9, and 8 are here; ask for fewer",
+        ),
+    ],
+)
+def test_what_to_do_where_gpus_are_too_few(gpus, asked, said, tmp_path):
+    with pytest.raises(DoesNotFitError, match=said):
+        chosen(known("qwen3-235b-a22b", tmp_path), 4, gpus, **{"attention": None, "experts": None} | asked)
+
+
+def test_colocated_experts_are_refused_on_gpus(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"--colocated: .* first GPU of a node; give --experts N"
+    ) as refused:
+        chosen(known("qwen3-235b-a22b", tmp_path), 2, 8, experts=None, colocated=True)
+    assert refused.value.exit_code == 2
+
+
+def room_of(run, assignment, taken):
+    return HostRoom(run, elsewhere=False, free_rows=lambda: assignment.free_rows(taken))
+
+
+def test_a_run_that_serves_gives_no_gpu_twice(tmp_path):
+    run = chosen(known("qwen3-235b-a22b", tmp_path), 2, 11, attention=2, experts=4)
+    assignment = HostAssignment.all_here(run.deployment, cards(11))
+    taken = [attention_node(0), attention_node(1)]
+    room = room_of(run, assignment, taken)
+    room.check_more(Role.ATTENTION, 1)  # two of the three GPUs that are left
+    room.check_more(Role.ATTENTION, -1)
+    room.check_more(Role.EXPERT, 9)
+    with pytest.raises(DoesNotFitError, match=r"2 more attention nodes .* 2 free GPUs .* 1 such row is left"):
+        room.check_more(Role.ATTENTION, 2)
+    for roles in ((Role.ATTENTION, Role.EXPERT), (Role.EXPERT, Role.ATTENTION)):
+        with pytest.raises(ConfigError, match=r"role: an attention node has 2 GPUs .* an expert node one"):
+            room.check_change(*roles)
+    more = assignment.having(attention_node(2))
+    with pytest.raises(DoesNotFitError, match=r"1 more attention node .* 0 such rows are left"):
+        room_of(run, more, [*taken, attention_node(2)]).check_more(Role.ATTENTION, 1)
+    room_of(run, more, taken).check_more(Role.ATTENTION, 1)  # the place of one that went
+    assert more.having(attention_node(2)) == more
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[st
 
 def _check_gpus(wishes: Wishes, nodes: Share) -> None:
     count = wishes.engine.tensor_parallel
+    if wishes.colocated:
+        raise ConfigError(
+            f"{FLAG} {count} and --colocated: all routed experts would be on the first GPU of a node; give --experts N "
+            "in the place of --colocated",
+            param="tensor_parallel",
+        )
     if wishes.hosts or wishes.gpus is None:
         raise ConfigError(
             f"{FLAG} {count}: GPUs of a node are those of one machine's run; leave it out with --cluster, --ray and "
@@ -46,10 +52,16 @@ def _check_gpus(wishes: Wishes, nodes: Share) -> None:
         )
     needed = count * nodes.attention + nodes.experts
     if needed > len(wishes.gpus):
+        asked = wishes.attention or wishes.experts
+        instead = "ask for fewer" if asked else "use a smaller N, leave it out, or use a machine with more"
         raise DoesNotFitError(
-            f"{FLAG} {count}: {nodes.attention} attention nodes of {count} GPUs and {nodes.experts} expert nodes "
-            f"take {needed}, and {len(wishes.gpus)} are here; ask for fewer"
+            f"{FLAG} {count}: {_nodes(nodes.attention, 'attention')} of {count} GPUs and "
+            f"{_nodes(nodes.experts, 'expert')} take {needed}, and {len(wishes.gpus)} are here; {instead}"
         )
+
+
+def _nodes(count: int, role: str) -> str:
+    return f"{count} {role} node{'s' * (count != 1)}"
 
 
 def kept_shapes(spec: ModelSpec, wishes: Wishes) -> tuple[ModelSpec, ...]:

@@ -136,7 +136,9 @@ class LocalRun:
             self.controller.report_exit,
             self._host_failed,
         )
-        room = HostRoom(topology, elsewhere=assignment.managed or assignment.awaited)
+        room = HostRoom(
+            topology, elsewhere=assignment.managed or assignment.awaited, free_rows=self._free_rows
+        )
         changing = Changing(
             self.controller, room.check_more, self._can_start, self._break, room.check_change, owner.end_run
         )
@@ -225,6 +227,9 @@ class LocalRun:
             log.warning("%s; it carries no nodes until that is mended", error.message)
         else:
             self.controller.end_run(error)
+
+    def _free_rows(self) -> int:
+        return self.assignment.free_rows(self.controller.members.places(Role.ATTENTION))
 
     def _can_start(self, node: NodeId) -> bool:
         return (

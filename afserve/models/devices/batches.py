@@ -1,6 +1,5 @@
-"""The integers of a step on every device of a node: copied once per step, not once per layer."""
+"""The integers of a step on the further devices of a node: copied once per step and device, not once per layer."""
 
-from collections import deque
 from dataclasses import replace
 
 import torch
@@ -9,26 +8,24 @@ from torch import Tensor
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 
-_STEPS = 16  # of micro-batches that take turns, with a batch for each group of KV
+
+def batch_on(ops: Ops, number: int, batch: PagedBatch) -> PagedBatch:
+    """What device `number` of a node, whose kernels are `ops`, reads in place of `batch`, which is the first one's: for
+    layers with heads, so nothing of it is held. It lives as long as `batch`."""
+    if number == 0:
+        return batch
+    if number not in batch.copies:
+        batch.copies[number] = ops.bind_batch(_copied(batch, ops.device))
+    return batch.copies[number]
 
 
-class BatchCopies:
-    """Of the batches that were asked for last."""
-
-    def __init__(self) -> None:
-        self._found: deque[tuple[PagedBatch, torch.device, PagedBatch]] = deque(maxlen=_STEPS)
-
-    def batch_on(self, ops: Ops, batch: PagedBatch) -> PagedBatch:
-        """The same batch where it lies on that device already, else a copy there, for layers with heads: nothing of it
-        is held."""
-        if batch.position_T.device == ops.device:
-            return batch
-        for of, device, copy in self._found:
-            if of is batch and device == ops.device:
-                return copy
-        copy = ops.bind_batch(_copied(batch, ops.device))
-        self._found.append((batch, ops.device, copy))
-        return copy
+def take_choice(batch: PagedBatch, copy: PagedBatch) -> None:
+    """`copy` attends what was chosen on the first device last: a layer that is whole on that one may have chosen it."""
+    rows, device = batch.chosen.rows, copy.position_T.device
+    if copy is batch or (rows is not None and copy.chosen.taken is rows):
+        return
+    copy.chosen.taken = rows
+    copy.chosen.rows = None if rows is None else _copied(rows, device)
 
 
 def _copied(batch: PagedBatch, device: torch.device) -> PagedBatch:

@@ -8,6 +8,7 @@ are pretended: one processor computes the shares one after the other. Shapes: T 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from afserve.models.attention import (
     load_attention,
 )
 from afserve.models.dense import Dense
-from afserve.models.devices.batches import BatchCopies
+from afserve.models.devices.batches import batch_on, take_choice
 from afserve.models.devices.kept import EachShape, KeptApart
 from afserve.models.halves import AttentionHalf, HeadShare, LayerTensors, Part, SplitLoading
 from afserve.models.rope import Rotary
@@ -38,6 +39,7 @@ Joint = Callable[[Sequence[Tensor]], Tensor]
 """Every device's float32 (T, H) part, in the order of devices and on the one that leads, becomes their sum there."""
 
 BoundPart = BoundGroupedQuery | BoundLatent
+Share = TypeVar("Share")
 
 
 def add_in_order(parts: Sequence[Tensor]) -> Tensor:
@@ -61,7 +63,6 @@ class Devices:
 
     def __init__(self, lead: Ops, further: Sequence[FurtherDevice], joint: Joint = add_in_order) -> None:
         self._lead, self._further, self._joint = lead, further, joint
-        self._batches = BatchCopies()
         self.every = (lead, *(one.ops for one in further))
         self.loading = SplitLoading(self._load_half, self._split_ffn)
 
@@ -74,11 +75,11 @@ class Devices:
             return load_attention(spec, tensors, ops, rope, router)
         kind: type[GroupedQueryHalf] | type[LatentHalf]
         kind = LatentHalf if attention.kind == "mla" else GroupedQueryHalf
-        parts = [
-            kind(spec, own, its, _rope_on(rope, its.device), router if own.share.index == 0 else None)
-            for its, own in self._shares(tensors)
-        ]
-        return JoinedHalf(parts, attention.kv_heads, self)
+
+        def load(own: LayerTensors, its: Ops) -> GroupedQueryHalf | LatentHalf:
+            return kind(spec, own, its, _rope_on(rope, its.device), router if own.share.index == 0 else None)
+
+        return JoinedHalf(self._load_shares(load, tensors), attention.kv_heads, self)
 
     def _split_ffn(
         self, load: Callable[[LayerTensors, Ops], Part], tensors: LayerTensors, inner: int
@@ -86,7 +87,7 @@ class Devices:
         """What all devices add together, in float32; None for an FFN that is whole on the one that leads."""
         if not ffn_is_split(inner, len(self.every)):
             return None
-        parts = [load(own, its) for its, own in self._shares(tensors)]
+        parts = self._load_shares(load, tensors)
         return lambda x_TH: self.sum_parts(x_TH, parts)
 
     def sum_parts(self, x_TH: Tensor, parts: Sequence[Part]) -> Tensor:
@@ -101,14 +102,17 @@ class Devices:
 
     def batch_on(self, number: int, batch: PagedBatch) -> PagedBatch:
         """A step's integers where device `number` reads them."""
-        return self._batches.batch_on(self.every[number], batch)
+        return batch_on(self.every[number], number, batch)
 
-    def _shares(self, tensors: LayerTensors) -> list[tuple[Ops, LayerTensors]]:
+    def _load_shares(self, load: Callable[[LayerTensors, Ops], Share], tensors: LayerTensors) -> list[Share]:
+        """One a device, loaded while that is the current one."""
         count = len(self.every)
-        found = [(self._lead, replace(tensors, share=HeadShare(0, count)))]
+        found = [load(replace(tensors, share=HeadShare(0, count)), self._lead)]
         for index, one in enumerate(self._further, 1):
-            dense, share = Dense(one.ops, tensors.dtype), HeadShare(index, count)
-            found.append((one.ops, replace(tensors, source=one.source, dense=dense, share=share)))
+            with device_of(one.ops.device).as_current():
+                dense, share = Dense(one.ops, tensors.dtype), HeadShare(index, count)
+                own = replace(tensors, source=one.source, dense=dense, share=share)
+                found.append(load(own, one.ops))
         return found
 
 
@@ -124,7 +128,10 @@ class JoinedHalf:
         self.keeps = KeptApart(each, kv_heads, devices.every)
 
     def bind(self, cache: LayerCache) -> "BoundJoined":
-        own = [part.bind(self.keeps.of_device(number, cache)) for number, part in enumerate(self._parts)]
+        own: list[BoundPart] = []
+        for number, (part, ops) in enumerate(zip(self._parts, self._devices.every, strict=True)):
+            with device_of(ops.device).as_current():
+                own.append(part.bind(self.keeps.of_device(number, cache)))
         return BoundJoined(own, self._devices)
 
 
@@ -141,7 +148,10 @@ class BoundJoined:
 
 
 def _add_heads(part: BoundPart, devices: Devices, number: int, batch: PagedBatch, x_TH: Tensor) -> Tensor:
-    return part.add_heads(x_TH, devices.batch_on(number, batch))
+    own = devices.batch_on(number, batch)
+    if isinstance(part, BoundLatent) and part.bound.layer.reuses:
+        take_choice(batch, own)
+    return part.add_heads(x_TH, own)
 
 
 def _rope_on(rope: Rotary, device: torch.device) -> Rotary:
