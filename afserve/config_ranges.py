@@ -136,6 +136,8 @@ RANGES: dict[str, Range] = {
     "mamba_d_conv": Range(1, 1 << 10),
     "conv_kernel": Range(1, 1 << 10),
     "short_conv_kernel_size": Range(1, 1 << 10),
+    "layer_group_size": LAYERS,
+    "kda_lower_bound": _real(-1e3, 0.0),
     "linear_conv_kernel_dim": Range(1, 1 << 10),
     "conv_L_cache": Range(1, 1 << 10),
     "share_q_dim": WIDTH,

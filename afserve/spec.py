@@ -222,8 +222,9 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
     if a.kind == "linear":
         keys, values = a.kv_heads * a.head_dim, a.heads * a.value_dim
         if a.rule == "channel":
-            pairs = 2 * a.head_dim * (h + values)  # maps behind maps, for decays and for the output's gate
-            return h * (2 * keys + 2 * values + a.heads) + pairs + (2 * keys + values) * a.taps
+            # for decays and for the output's gate: a map each, or maps behind maps
+            made = h * (keys + values) if a.direct else 2 * a.head_dim * (h + values)
+            return h * (2 * keys + 2 * values + a.heads) + made + (2 * keys + values) * a.taps
         return h * (2 * keys + 3 * values + 2 * a.heads) + (2 * keys + values) * a.taps
     index = a.indexer
     if a.kind != "mla":
@@ -239,6 +240,7 @@ def _attention_parameters(a: AttentionSpec, h: int) -> int:
         + h * (a.kv_lora_rank + a.rope_dim) * (a.source is None)
         + a.kv_lora_rank * a.heads * (a.nope_dim + a.value_dim)
         + a.heads * a.value_dim * h
+        + h * a.gate_width
     )
 
 

@@ -23,8 +23,7 @@ class RopeSpec:
     `kind` is config.json's `rope_type` ("default", "linear", "yarn", "longrope" ...); `factor` is linear's and yarn's,
     the fields after it are yarn's, then llama3's two, and longrope's: divisors and a factor of cos and sin for contexts
     up to `original_max`, and others for longer ones. Of kind "proportional" only the `partial` first frequencies are
-    not 0. `learned`: frequencies are multiplied by the exponentials of numbers of the checkpoint (LeRoPE).
-    """
+    not 0. `learned`: frequencies are multiplied by the exponentials of numbers of the checkpoint (LeRoPE)."""
 
     kind: str
     theta: float
@@ -97,7 +96,9 @@ class AttentionSpec:
     - `mfa`: multi-matrix factorization (Step-3): the query goes through `q_lora_rank`, `kv_heads` are its groups.
     - `linear`: a state of `head_dim` x `value_dim` for each of `heads` value heads; `kv_heads` are its key heads. Its
       inputs pass a convolution of `taps` tokens; others, without one (0), are only planned for. By its `rule` it is a
-      gated delta net that forgets by `head`, or by `channel` of a key, or adds values (`sum`, Mamba-2).
+      gated delta net that forgets by `head`, or by `channel` of a key, or adds values (`sum`, Mamba-2). One by channel
+      makes decays and its gate by two maps each, or a `direct` one; logarithms of its decays are sigmoids times a
+      `floor`, where it has one.
     - `conv`: a gated convolution of `taps` tokens for each of `heads` channels; its state are the last inputs.
     - `none`: the layer is an FFN alone.
 
@@ -114,8 +115,7 @@ class AttentionSpec:
     one over the root of `head_dim` where it is None, `out_scale` multiplies the output; with `normed` an RMS norm
     follows it. With `value_norm` values are normalised head by head, without weights; with `value_of_key` they are what
     the projection of keys makes. `temperature` (f, s, a)
-    multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f)).
-    """
+    multiplies the query at position p by 1 + s ln(1 + floor((p + a) / f))."""
 
     kind: Literal["gqa", "mla", "mfa", "linear", "conv", "none"]
     heads: int
@@ -148,6 +148,8 @@ class AttentionSpec:
     indexer: IndexerSpec | None = None
     taps: int = 0
     rule: Literal["head", "channel", "sum"] = "head"
+    direct: bool = False
+    floor: float | None = None
 
     @property
     def gate_width(self) -> int:
@@ -197,8 +199,7 @@ class AttentionSpec:
 class DenseSpec:
     """A dense FFN: gate and up projections to `inner`, `activation` of the gate, down projection; all have a `bias` or
     none has. With `normed` an RMS norm follows. `relu2` has no gate: relu(up)^2. An `inner` of 0 is none at all.
-    `alpha` and `limit` are those of "clamped_swiglu" (`MoeSpec`).
-    """
+    `alpha` and `limit` are those of "clamped_swiglu" (`MoeSpec`)."""
 
     inner: int
     activation: str = "silu"
@@ -283,8 +284,7 @@ class Around:
     embedding are multiplied by `embedding_scale`, logits by `logit_scale`; `head_bias` is added to logits first. FFNs
     of a `parallel` model read the norm that attention reads, and both are added to the same row. Where rows are
     `scaled_by_layer`, each layer's last step multiplies them by a learned number. Logits are bounded by `logit_cap` as
-    cap tanh(logit / cap).
-    """
+    cap tanh(logit / cap)."""
 
     centred: bool = False
     norm_bias: bool = False

@@ -9,7 +9,7 @@ from torch import Tensor
 from afserve.kernels.chunks import cut
 from afserve.kernels.indexer import BlockIndexer, chosen_blocks, head_rows
 from afserve.kernels.latent import MlaLayer
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half
+from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid, softplus
 from afserve.kernels.reference import Reference
@@ -47,10 +47,15 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
         q_SAD = q.unflatten(1, (layer.groups, -1)).flatten(0, 1)
         k_XD, v_XD = head_rows(k_NGBD), head_rows(v_NGBD)
         seen = ops.attend_gqa(q_SAD, k_XD, v_XD, rows, layer.scale, None).view(q.shape)
-    if layer.steps.gate is not None:
-        opened = (softplus if layer.steps.softplus else sigmoid)(ops.linear(normed_TH, layer.steps.gate))
-        seen = seen * opened.to(seen.dtype).view(*seen.shape[:2], -1)
-    return seen
+    return opened(ops, normed_TH, seen, layer.steps)
+
+
+def opened(ops: Reference, normed_TH: Tensor, seen_TAD: Tensor, steps: Steps) -> Tensor:
+    """What heads saw behind their gate, where there is one."""
+    if steps.gate is None:
+        return seen_TAD
+    gate = (softplus if steps.softplus else sigmoid)(ops.linear(normed_TH, steps.gate))
+    return seen_TAD * gate.to(seen_TAD.dtype).view(*seen_TAD.shape[:2], -1)
 
 
 def _choose(

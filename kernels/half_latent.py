@@ -6,7 +6,7 @@ It knows no backend. Shapes as in `latent.py`, T tokens.
 import torch
 from torch import Tensor
 
-from afserve.kernels.half import join_half
+from afserve.kernels.half import join_half, opened
 from afserve.kernels.indexer import INDEX_EPS, Indexer, as_rows, chosen_batch
 from afserve.kernels.latent import BoundMla
 from afserve.kernels.layer import Half
@@ -52,7 +52,8 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     q_rope = turned(q_rope)  # before `batch` is that of rows, whose positions are others
     if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
-    return ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch).reshape(tokens, -1)
+    seen_TAV = ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch)
+    return opened(ops, normed_TH, seen_TAV, layer.steps).reshape(tokens, -1)
 
 
 def _choose(

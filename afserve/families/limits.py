@@ -26,7 +26,11 @@ _ROPE_KINDS = ("default", "linear", "yarn", "llama3", "longrope", "proportional"
 _ACTIVATIONS = ("silu", SQUARED_RELU, CLAMPED_SWIGLU)
 _OF_DELTA = {"kind", "heads", "kv_heads", "head_dim", "value_dim", "taps", "rule"}
 _HEADS = ("linear_num_key_heads", "linear_num_value_heads")
-_OF_SUM = {*_OF_DELTA, "qkv_bias", "out_scale"}
+_OF_RULE = {
+    "head": _OF_DELTA,
+    "channel": {*_OF_DELTA, "direct", "floor"},
+    "sum": {*_OF_DELTA, "qkv_bias", "out_scale"},
+}
 _OF_CONV = {"kind", "heads", "taps", "qkv_bias", "out_bias"}
 _NO_STATE = AttentionSpec("linear", 1, 1, 1, 1)
 _SHARED_ACTIVATIONS = ("silu", "gelu_pytorch_tanh", SQUARED_RELU)
@@ -146,6 +150,8 @@ def _attention(a: AttentionSpec) -> Iterator[str]:
         yield _unsupported(f"linear_conv_kernel_dim: {a.taps} before {a.kind} attention", "linear attention")
     if a.rule != _NO_STATE.rule:
         yield _unsupported(f"a state that moves by {a.rule} in {a.kind} attention", "linear attention")
+    if a.direct or a.floor is not None:
+        yield _unsupported(f"decays of a state in {a.kind} attention", "linear attention")
     if a.chunk and a.window:
         yield _unsupported(f"attention_chunk_size: {a.chunk} beside a sliding_window", "one of the two")
     rows = a.kind == "mla" and (a.q_lora_rank is not None or (a.indexer is not None and a.indexer.own))
@@ -209,7 +215,7 @@ def _delta(a: AttentionSpec) -> Iterator[str]:
             "mamba_d_conv or conv_kernel)",
             "gated delta nets, of 2 tokens or more",
         )
-    yield from _beyond(a, _OF_SUM if a.rule == "sum" else _OF_DELTA, "a layer with a state")
+    yield from _beyond(a, _OF_RULE[a.rule], "a layer with a state")
     if a.heads % a.kv_heads:
         names = ("mamba_n_groups", "mamba_n_heads") if a.rule == "sum" else _HEADS
         yield _unsupported(f"{names[0]}: {a.kv_heads} for {a.heads} value heads", f"a divisor of {names[1]}")
@@ -244,7 +250,7 @@ def _latent(a: AttentionSpec) -> Iterator[str]:
         (a.chunk, f"attention_chunk_size: {a.chunk} with latent attention", "all of the context"),
         (scaled or a.out_scale != 1.0, "clipped or scaled latent attention", grouped),
         (a.value_norm or a.value_of_key, "values of keys, or normed, with latent attention", grouped),
-        (a.gate, "a gated output of latent attention", grouped),
+        (a.gate and a.gate.by != "heads", "a gate for each number of latent attention", "one for each head"),
         (a.qk_norm, "norms on the heads of latent attention", "norms on its two latents"),
     ):
         if asked:

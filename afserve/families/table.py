@@ -28,7 +28,14 @@ from afserve.families.grouped import (
     qwen2_moe,
     qwen3_moe,
 )
-from afserve.families.hybrid import granitemoehybrid, kimi_linear, lfm2_moe, nemotron_h, qwen3_next
+from afserve.families.hybrid import (
+    bailing_hybrid,
+    granitemoehybrid,
+    kimi_linear,
+    lfm2_moe,
+    nemotron_h,
+    qwen3_next,
+)
 from afserve.families.latent import (
     deepseek_v2,
     deepseek_v3,
@@ -94,6 +101,7 @@ FAMILIES: dict[str, Family] = {
     "gemma4": gemma4.WITH_VISION,
     "lfm2_moe": lfm2_moe.FAMILY,
     "kimi_linear": kimi_linear.FAMILY,
+    "bailing_hybrid": bailing_hybrid.FAMILY,
     "granitemoehybrid": granitemoehybrid.FAMILY,
     "nemotron_h": nemotron_h.FAMILY,
     "cohere2_moe": cohere2_moe.FAMILY,

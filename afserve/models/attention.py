@@ -103,21 +103,11 @@ class GroupedQueryHalf:
             late=a.qk_norm == "late",
             chunk=a.chunk if a.chunk is not None and a.chunk < positions else None,
             q_scale_P=None if scale_P is None else scale_P.to(self._ops.device),
-            gate=self._gate(a, spec.hidden, tensors),
+            gate=_gate(a, spec.hidden, tensors),
             softplus=a.gate is not None and a.gate.softplus,
             after_norm_H=tensors.after_attention(a, spec.hidden),
             blocks=None if a.indexer is None else block_indexer(a, spec.hidden, tensors),
         )
-
-    def _gate(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
-        if a.gate is None:
-            return None
-        if a.gate.by != "query":
-            own = tensors.attention_weight(f"{tensors.naming.output_gate}.weight", a.gate_width, h)
-            return tensors.dense.linear(tensors.share.cut_rows(own, a.heads))
-        bias = tensors.share.cut_rows(_query_bias(a, tensors)[1], a.heads) if a.qkv_bias else None
-        weight = tensors.share.cut_rows(_query_weight(a, tensors, h)[1], a.heads)
-        return tensors.dense.linear(weight, bias_O=bias)
 
     def _qkv(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         d, naming = a.head_dim, tensors.naming
@@ -183,6 +173,17 @@ class GroupedQueryHalf:
         return BoundGroupedQuery(self._ops, replace(bound, index_NBI=index[0]) if index else bound)
 
 
+def _gate(a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear | None:
+    if a.gate is None:
+        return None
+    if a.gate.by != "query":
+        own = tensors.attention_weight(f"{tensors.naming.output_gate}.weight", a.gate_width, h)
+        return tensors.dense.linear(tensors.share.cut_rows(own, a.heads))
+    bias = tensors.share.cut_rows(_query_bias(a, tensors)[1], a.heads) if a.qkv_bias else None
+    weight = tensors.share.cut_rows(_query_weight(a, tensors, h)[1], a.heads)
+    return tensors.dense.linear(weight, bias_O=bias)
+
+
 def _widened(x_R: Tensor, a: AttentionSpec) -> Tensor:
     """Rows, or numbers, of one head's values after the other, with zeros up to the size of a key: kernels have one size
     of a head."""
@@ -233,10 +234,8 @@ class BoundGroupedQuery:
 
 
 class LatentHalf:
-    """MLA with the up-projections absorbed: the cache holds one latent row per token, shared by all heads.
-
-    Source: DeepSeek-V2 (arXiv 2405.04434, 2.1.2).
-    """
+    """MLA with the up-projections absorbed: the cache holds one latent row per token, shared by all heads (DeepSeek-V2,
+    arXiv 2405.04434, 2.1.2)."""
 
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
@@ -244,8 +243,7 @@ class LatentHalf:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         dense, share = tensors.dense, tensors.share
         self._ops, latent = ops, a.kv_lora_rank + a.rope_dim
-        chooses = a.indexer is not None and not a.indexer.reuses
-        indexer = latent_indexer(a, h, tensors) if chooses else None
+        indexer = latent_indexer(a, h, tensors) if a.indexer and not a.indexer.reuses else None
         self.keeps: KeptShape = IndexedShape(latent, indexer.dim) if indexer else LayerShape(1, latent)
         if a.source is not None:
             self.keeps = LayerShape(1, indexer.dim) if indexer else StateShape(0)
@@ -290,6 +288,8 @@ class LatentHalf:
                     q_scale_P=None if scale_P is None else scale_P.to(ops.device),
                     after_norm_H=tensors.after_attention(a, h),
                     log_scale=share_scale(a, tensors),
+                    gate=_gate(a, h, tensors),
+                    softplus=a.gate is not None and a.gate.softplus,
                 ),
                 indexer=indexer,
                 reuses=a.indexer is not None and a.indexer.reuses,

@@ -47,41 +47,58 @@ class DeltaMixer:
 
 
 class ChannelDeltaMixer:
-    """Kimi Delta Attention: decays and the output's gate are made by two maps each, one behind the other."""
+    """Kimi Delta Attention: decays and the output's gate are made by two maps each, one behind the other, or by one
+    that is `direct`. With a `floor` a decay's logarithm is floor sigmoid(exp(A) (f + b)), else -exp(A) softplus(f + b)
+    (transformers' `modeling_kimi_linear`, `modeling_bailing_hybrid`)."""
 
     def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops) -> None:
         a, h = spec.layer(tensors.layer).attention, spec.hidden
         self._shape = shape = _shape_of(a)
         self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
         stem, linear, dense = tensors.naming.linear, tensors.linear, tensors.dense
-        self._widths = (shape.channels, a.heads, a.head_dim, a.head_dim)
         sizes = dict(zip("qkv", shape.widths, strict=True))
-        first = {**sizes, "b": a.heads, "f_a": a.head_dim, "g_a": a.head_dim}
+        made = {"f": shape.decays, "g": a.heads * a.value_dim}
+        first = made if a.direct else dict.fromkeys(("f_a", "g_a"), a.head_dim)
+        self._widths = (shape.channels, a.heads, *first.values())
         self._down = dense.linear(
-            *(tensors.weight(f"{stem}.{part}_proj.weight", n, h) for part, n in first.items())
+            *(
+                tensors.weight(f"{stem}.{part}_proj.weight", n, h)
+                for part, n in {**sizes, "b": a.heads, **first}.items()
+            )
         )
-        self._forget, self._gate = (
+        self._second = [
             dense.linear(tensors.weight(f"{stem}.{part}_b_proj.weight", n, a.head_dim))
-            for part, n in (("f", shape.decays), ("g", a.heads * a.value_dim))
-        )
+            for part, n in made.items()
+            if not a.direct
+        ]
         taps = [linear(f"{part}_conv1d.weight", n, 1, a.taps) for part, n in sizes.items()]
         self._layer = DeltaLayer(shape, _taps_of(torch.cat(taps)))
         wide = _in_float32(tensors)
-        rate_V = -wide.linear("A_log", 1, 1, a.heads, 1).exp().flatten()
-        self._rate_E = rate_V.repeat_interleave(a.head_dim)
+        rate_V = wide.linear("A_log", *((a.heads,) if a.direct else (1, 1, a.heads, 1))).exp().flatten()
+        self._rate_E, self._floor = rate_V.repeat_interleave(a.head_dim), a.floor
         self._step_E = wide.linear("dt_bias", shape.decays)
         self._norm_D = linear("o_norm.weight", a.value_dim)
-        self._out = dense.linear(tensors.weight(f"{stem}.o_proj.weight", h, a.heads * a.value_dim))
+        self._out = dense.linear(
+            tensors.weight(f"{stem}.{tensors.naming.out}.weight", h, a.heads * a.value_dim)
+        )
 
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops = self._ops
         mixed_TC, beta_TV, forget, gate = ops.linear(x_TH, self._down).split(self._widths, 1)
-        decay_TE = ops.linear(forget.contiguous(), self._forget).float() + self._step_E
-        rows = DeltaRows(mixed_TC, self._rate_E * softplus(decay_TE), sigmoid(beta_TV))
+        if self._second:
+            both = zip((forget, gate), self._second, strict=True)
+            forget, gate = (ops.linear(part.contiguous(), second) for part, second in both)
+        rows = DeltaRows(mixed_TC, self._decay(forget.float() + self._step_E), sigmoid(beta_TV))
         read_TVD = moved_states(ops, rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
-        opened = sigmoid(ops.linear(gate.contiguous(), self._gate))
+        opened = sigmoid(gate)
         normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(opened.shape)
         return ops.linear((normed * opened).to(x_TH.dtype), self._out)
+
+    def _decay(self, step_TE: Tensor) -> Tensor:
+        """Logarithms, 0 and below."""
+        if self._floor is None:
+            return -self._rate_E * softplus(step_TE)
+        return self._floor * sigmoid(self._rate_E * step_TE)
 
 
 class MambaMixer:

@@ -18,6 +18,7 @@ BOTH = {("gqa_half", "a gate for the output, a norm of what attention adds")}
 GEMMA = {
     ("gqa_half", "a norm of what attention adds, norms of values, a norm for the router, a scale for each expert"),
 }  # fmt: skip
+OF_HEADS = {("mla_half", "a gate for the output")}
 LARGE4 = {("mla_half", "queries scaled by the logarithm of their position")}
 SCALED = {("mla_half", "queries scaled by position")}
 MIXER = {("gqa_half", NORM), ("route", "scoring sparse_mixer")}
@@ -26,6 +27,8 @@ FALLEN = {
     "qwen3-next": GATE,
     "qwen3.5": GATE,
     "laguna": GATE,
+    "ling": OF_HEADS,
+    "ling-odd": OF_HEADS,
     "mistral-large4": LARGE4,
     "mistral-large4-odd": LARGE4,
     "minimax-m3": BLOCKS,

@@ -17,6 +17,7 @@ from tests.families.test_against_transformers import asked
     [
         "lfm2",
         "kimi-linear",
+        "ling",
         "granite4",
         "nemotron",
         "gemma4",

@@ -24,6 +24,7 @@ ODD = (
     "windowed.step3p7",
     "windowed.mimo_v2_flash",
     "hybrid.nemotron_h",
+    "hybrid.bailing_hybrid",
 )  # say the same in two ways, blocks of four kinds, or a predictor by names of its own
 MODELS = {
     path.stem: tomllib.loads(path.read_text())["config"] for path in (ROOT / "configs/models").glob("*.toml")
@@ -90,6 +91,9 @@ def test_published_models_are_read_and_planned(name, tmp_path):
         ("hunyuan-a13b", "use_mixed_mlp_moe", False, "true"),
         ("longcat-flash-chat", "zero_expert_type", "copy", '"identity"'),
         ("longcat-flash-chat", "mla_scale_kv_lora", False, "true"),
+        ("ling-3.0-flash", "no_kda_lora", False, "true"),
+        ("ling-3.0-flash", "gated_attention_proj_granularity_type", "element_wise", '"head_wise"'),
+        ("ling-3.0-flash", "score_function", "softmax", '"sigmoid"'),
     ],
 )
 def test_a_variant_that_no_kernel_computes_is_refused_by_its_field(name, field, value, known):
@@ -109,6 +113,39 @@ def test_models_with_the_layout_of_deepseek_v3(name, experts, heads, groups):
     assert (spec.experts, spec.layer(60).attention.heads, spec.moe.groups) == (experts, heads, groups)
     assert spec.layer(60).attention.kv_lora_rank == 512 and spec.moe.correction_bias
     assert spec.layers == 61 and spec.hidden == v3.hidden
+
+
+def test_limits_of_ling_are_those_of_each_layer():
+    """Lists may go on beyond the layers, for one of multi-token prediction. transformers passes them over."""
+    config = MODELS["ling-3.0-flash"]
+    longer = {name: [*value, 9] for name, value in config.items() if name.endswith("swiglu_limit_list")}
+    assert len(longer) == 2
+    for fields in (config, config | longer):
+        spec = spec_from_config(fields)
+        each = [spec.layer(layer).moe for layer in range(spec.layers)]
+        found = [(moe.activation, moe.limit, moe.shared_limit) for moe in each if moe]
+        last = [("silu", None, 5.0), *[("bounded_swiglu", 4.0, 5.0)] * 5, *[("bounded_swiglu", 4.0, 7.0)] * 2]
+        assert found == [("silu", None, None)] * 32 + last
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"architectures": ["BailingMoeV2_5ForCausalLM"]},
+            "architectures: .* is Ling 2.5, which is not supported",
+        ),
+        (
+            {"layer_group_size": 5},
+            "layer_group_size: 5 does not divide num_hidden_layers 42; add layer_types",
+        ),
+        ({"expert_swiglu_limit_list": [0] * 41}, "expert_swiglu_limit_list: .* num_hidden_layers 42"),
+        ({"share_expert_swiglu_limit_list": [5] * 42}, "share_expert_swiglu_limit_list: .* without experts"),
+    ],
+)
+def test_what_ling_refuses(fields, words):
+    with pytest.raises(CheckpointError, match=words):
+        spec_from_config(MODELS["ling-3.0-flash"] | fields)
 
 
 def test_llama4_beside_a_vision_model():

@@ -78,6 +78,10 @@ KIMI = {
     **MLA, "q_lora_rank": None, "num_key_value_heads": 4, "linear_head_dim": 12, "linear_num_heads": 4,
     "num_local_experts": 8,
 }  # fmt: skip
+LING = {
+    **{name: value for name, value in KIMI.items() if name != "n_routed_experts" and "linear" not in name},
+    "head_dim": 8, "kda_lower_bound": -0.3,
+}  # fmt: skip
 MAMBA = {"shared_intermediate_size": 32, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_d_state": 14}
 NEMOTRON = {
     **{name: value for name, value in SIZES.items() if name != "num_hidden_layers"}, "head_dim": 16,
@@ -288,6 +292,15 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "linear_head_dim": 10, "linear_conv_kernel_dim": 3, "q_lora_rank": 28, "num_attention_heads": 3,
          "num_key_value_heads": 3, "norm_topk_prob": False, "n_shared_experts": 2,
          "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "ling": ("BailingHybrid", {**LING, "num_hidden_layers": 6, "layer_group_size": 3, "n_group": 2, "topk_group": 1}),
+    "ling-odd": (
+        "BailingHybrid",
+        {**LING, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "num_attention_heads": 3,
+         "short_conv_kernel_size": 3, "num_key_value_heads": 3, "kda_safe_gate": False, "n_group": 4,
+         "topk_group": 3, "attention_bias": True, "norm_topk_prob": False, "n_shared_experts": 2,
+         "mlp_layer_types": ["sparse", "dense", "sparse"],
+         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
     ),
     "granite4": (
         "GraniteMoeHybrid",

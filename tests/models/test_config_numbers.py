@@ -129,6 +129,13 @@ CONFIGS = {
         "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2], "head_dim": 8, "num_heads": 4,
                                "short_conv_kernel_size": 4},
     },
+    "bailing_hybrid": {
+        **COMMON, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "head_dim": 8,
+        "num_experts": 12, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 32,
+        "num_shared_experts": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1, "layer_group_size": 3, "short_conv_kernel_size": 4, "kda_lower_bound": -5.0,
+        "expert_swiglu_limit_list": [0, 0, 4.0], "share_expert_swiglu_limit_list": [0, 5.0, 0],
+    },
     "granitemoehybrid": {
         **COMMON, "num_local_experts": 12, "attention_multiplier": 0.2, "residual_multiplier": 0.3,
         "embedding_multiplier": 12.0, "logits_scaling": 6.0, "shared_intermediate_size": 32, "mamba_n_heads": 8,

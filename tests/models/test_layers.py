@@ -43,6 +43,7 @@ BLOCKS = replace(GQA, indexer=IndexerSpec(2, 24, 2, block=4, local=1))
 GATE = GateSpec("heads")
 GATED = replace(GQA, gate=GATE)
 DELTA = AttentionSpec("linear", 4, 2, 12, 20, taps=4)
+CHANNEL = AttentionSpec("linear", 4, 4, 12, 12, taps=4, rule="channel")
 CONV = AttentionSpec("conv", 20, 1, 1, 1, taps=3)
 LLAMA3 = replace(GQA, rope=replace(ROPE, kind="llama3", low_freq_factor=2.0, high_freq_factor=8.0))
 LONGROPE = replace(
@@ -138,7 +139,7 @@ OF_GQA = {
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED),
     "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED),
     "latent_eps": (0.5, REFUSED), "log_scaled": (True, REFUSED), "source": (0, REFUSED),
-    "latent_scale": (2.0, REFUSED), "taps": (4, REFUSED),
+    "latent_scale": (2.0, REFUSED), "taps": (4, REFUSED), "direct": (True, REFUSED), "floor": (-5.0, REFUSED),
 }  # fmt: skip
 OF_MLA = {
     "rule": ("sum", REFUSED),
@@ -146,10 +147,10 @@ OF_MLA = {
     "rope": (None, REFUSED), "qkv_bias": True, "out_bias": True, "qk_norm": ("head", REFUSED), "window": (5, REFUSED),
     "clip": (0.3, REFUSED), "scale": 0.5, "out_scale": (0.5, REFUSED), "temperature": ((4, 0.5, 0), ""),
     "latent_scale": 2.0, "latent_eps": 0.5, "log_scaled": True, "source": (0, REFUSED),
-    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": (GATE, REFUSED), "normed": True, "q_lora_rank": None,
+    "chunk": (8, REFUSED), "sinks": (True, REFUSED), "gate": GATE, "normed": True, "q_lora_rank": None,
     "value_norm": (True, REFUSED), "value_of_key": (True, REFUSED),
     "kv_lora_rank": 24, "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
-    "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED),
+    "indexer": IndexerSpec(2, 24, 4), "taps": (4, REFUSED), "direct": (True, REFUSED), "floor": (-5.0, REFUSED),
 }  # fmt: skip
 OF_GATE = {"by": "numbers", "softplus": True}
 OF_INDEXER = {
@@ -169,6 +170,7 @@ OF_DELTA = {
     "q_lora_rank": (8, REFUSED), "kv_lora_rank": (8, REFUSED), "nope_dim": (8, REFUSED), "rope_dim": (8, REFUSED),
     "latent_scale": (2.0, REFUSED), "indexer": (IndexerSpec(2, 8, 4), REFUSED), "rule": "sum",
     "latent_eps": (0.5, REFUSED), "log_scaled": (True, REFUSED), "source": (0, REFUSED),
+    "direct": (True, REFUSED), "floor": (-5.0, REFUSED),
 }  # fmt: skip
 OF_CONV = {
     **{name: value if name in ("temperature", "indexer") else (value[0], REFUSED) for name, value in OF_DELTA.items()
@@ -204,6 +206,9 @@ CASES = [
     ),
     *((DELTA, "", name, value) for name, value in OF_DELTA.items()),
     *((DELTA, "", "kv_heads", value) for value in ((3, REFUSED),)),
+    *((CHANNEL, "", name, value) for name, value in (("direct", True), ("floor", -5.0), ("floor", 0.0))),
+    *((MLA, "", "gate", (value, REFUSED)) for value in (GateSpec("query"), GateSpec("numbers"))),
+    (replace(MLA, gate=GATE), "gate", "softplus", True),
     *((CONV, "", name, value) for name, value in OF_CONV.items()),
     (CONV, "", "taps", (1, REFUSED)),
     *((LLAMA3, "rope", name, value) for name, value in OF_LLAMA3.items()),
@@ -300,6 +305,8 @@ def test_biases_are_apart():
         replace(GQA, sinks=True, window=9),
         replace(GQA, qkv_bias=True, gate=GateSpec("query")),
         DELTA,
+        replace(CHANNEL, direct=True, floor=-5.0),
+        replace(MLA, gate=GATE),
         CONV,
         BLOCKS,
     ],

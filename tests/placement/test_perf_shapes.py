@@ -32,6 +32,7 @@ SIZES = {
     "mellum2-12b-a2.5b": (12.15, 2.21),  # 2.5 with embedding, head and its layer of multi-token prediction
     "kimi-linear-48b-a3b": (49, 3.26),  # "48B" and "A3B" by its name
     "nemotron-3-nano-30b-a3b": (31.6, 3.2), "nemotron-3-super-120b-a12b": (120.6, 12.2),  # without the embedding
+    "ling-3.0-flash": (124, 5.1),  # 4.73 without the embedding
     "granite-4.0-h-tiny": (7.05, 1.46),  # 6.9, and its embedding twice; "1B active" by its card
     "gemma-4-26b-a4b": (26, 3.8),  # 25.2, and its embedding twice
     "lfm2-8b-a1b": (8.47, 1.5),  # 8.3, and its embedding twice

@@ -45,16 +45,17 @@ def _of_nets(fields: ConfigFields) -> ConfigFields:
     return fields.inner(fields.section("linear_attn_config"), "linear_attn_config")
 
 
+RENAMES = (
+    ("num_experts", "n_routed_experts"),
+    ("num_experts_per_token", "num_experts_per_tok"),
+    ("num_shared_experts", "n_shared_experts"),
+    ("num_expert_group", "n_group"),
+    ("moe_renormalize", "norm_topk_prob"),
+    ("model_max_length", "max_position_embeddings"),
+)
 FAMILY = Family(
     _layers,
     Naming(moe="block_sparse_moe", gate="w1", up="w3", down="w2", linear="self_attn"),
-    renames=(
-        ("num_experts", "n_routed_experts"),
-        ("num_experts_per_token", "num_experts_per_tok"),
-        ("num_shared_experts", "n_shared_experts"),
-        ("num_expert_group", "n_group"),
-        ("moe_renormalize", "norm_topk_prob"),
-        ("model_max_length", "max_position_embeddings"),
-    ),
+    renames=RENAMES,
     defaults={"rms_norm_eps": 1e-5, "num_shared_experts": 1},
 )

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS
-from afserve.families.reading.layers import layer_types
-from afserve.spec_parts import CLAMPED_SWIGLU, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
+from afserve.config_ranges import LAYER_COUNT, LIMIT, MOST_LAYERS
+from afserve.families.reading.layers import layer_numbers, layer_types
+from afserve.spec_parts import BOUNDED_SWIGLU, CLAMPED_SWIGLU, AttentionSpec, DenseSpec, LayerSpec, MoeSpec
 
 EXPERT_FIELDS = "n_routed_experts, num_experts, num_local_experts or moe_num_experts"
 TOP_K_FIELDS = ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k")
@@ -56,6 +56,33 @@ def stack(
         ffn = replace(ffn, alpha=moe.alpha, limit=moe.limit)
     each = (attention,) * layers if isinstance(attention, AttentionSpec) else attention
     return tuple(LayerSpec(one, moe if layer in moe_ids else ffn) for layer, one in enumerate(each))
+
+
+def within(
+    fields: ConfigFields,
+    layers: Sequence[LayerSpec],
+    routed_limits: str,
+    shared_limits: str,
+    *,
+    which: str = "mlp_layer_types or first_k_dense_replace",
+) -> tuple[LayerSpec, ...]:
+    """The same layers, experts and shared ones within the limits of two lists, a number a layer, 0 for none. `which`
+    fields say what layers have experts."""
+    limits, shared = (
+        layer_numbers(fields, name, LIMIT) or (0.0,) * len(layers) for name in (routed_limits, shared_limits)
+    )
+    if any(limit for one, limit in zip(layers, shared, strict=True) if one.moe is None):
+        why = f"is not 0 for a layer without experts ({which}), which is not supported"
+        raise fields.refuse(shared_limits, why)
+    each = zip(layers, limits, shared, strict=True)
+    return tuple(
+        replace(one, ffn=_limited(one.moe, limit, own)) if one.moe else one for one, limit, own in each
+    )
+
+
+def _limited(moe: MoeSpec, limit: float, shared: float) -> MoeSpec:
+    kind = BOUNDED_SWIGLU if limit else moe.activation
+    return replace(moe, activation=kind, limit=limit or None, shared_limit=shared or None)
 
 
 def check_top_k(fields: ConfigFields, moe: MoeSpec) -> None:

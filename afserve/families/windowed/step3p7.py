@@ -5,14 +5,13 @@ multi-token prediction."""
 from dataclasses import replace
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import LIMIT
 from afserve.families.pattern.family import Family
 from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
-from afserve.families.reading.ffn import enumerated_layers, routed, sparse_layers, stack
-from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_numbers, layer_types
+from afserve.families.reading.ffn import enumerated_layers, routed, sparse_layers, stack, within
+from afserve.families.reading.layers import FULL, SLIDING, by_type, layer_types
 from afserve.families.reading.rope import of_type
-from afserve.spec_parts import BOUNDED_SWIGLU, Around, AttentionSpec, GateSpec, LayerSpec, MoeSpec
+from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec
 
 _LIMITS = ("swiglu_limits", "swiglu_limits_shared")
 _LISTED = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factors"}
@@ -31,20 +30,8 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     )
     listed = not fields.has("mlp_layer_types") and fields.has("moe_layers_enum")
     moe_ids = {*enumerated_layers(fields)} & {*range(layers)} if listed else sparse_layers(fields, 3)
-    limits, shared = (layer_numbers(fields, name, LIMIT) or (0.0,) * layers for name in _LIMITS)
-    if any(limit for layer, limit in enumerate(shared) if layer not in moe_ids):
-        which = "moe_layers_enum" if listed else "mlp_layer_types or first_k_dense_replace"
-        why = f"is not 0 for a layer without experts ({which}), which is not supported"
-        raise fields.refuse(_LIMITS[1], why)
-    each = zip(stack(fields, _attention(fields), moe, moe_ids), limits, shared, strict=True)
-    return tuple(
-        replace(one, ffn=_limited(one.moe, limit, own)) if one.moe else one for one, limit, own in each
-    )
-
-
-def _limited(moe: MoeSpec, limit: float, shared: float) -> MoeSpec:
-    kind = BOUNDED_SWIGLU if limit else moe.activation
-    return replace(moe, activation=kind, limit=limit or None, shared_limit=shared or None)
+    which = "moe_layers_enum" if listed else "mlp_layer_types or first_k_dense_replace"
+    return within(fields, stack(fields, _attention(fields), moe, moe_ids), *_LIMITS, which=which)
 
 
 def _attention(fields: ConfigFields) -> list[AttentionSpec]:
