@@ -25,8 +25,7 @@ _KNOWN = {
     "zero_expert_type": "identity",
     "norm_topk_prob": False,
     "router_bias": False,  # transformers has its tensor and adds none
-    "mla_scale_q_lora": True,
-    "mla_scale_kv_lora": True,
+    **dict.fromkeys(("mla_scale_q_lora", "mla_scale_kv_lora"), True),
 }
 
 
