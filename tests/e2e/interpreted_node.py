@@ -8,8 +8,8 @@ import torch
 from tests.kernels.triton.interpret import interpret
 
 
-def open_triton(device: str, threads: int, isa: str):  # type: ignore[no-untyped-def]
-    """In place of `open_ops`; an instruction set is that of native kernels alone."""
+def open_triton(device: str, threads: int, backend: str, isa: str):  # type: ignore[no-untyped-def]
+    """In place of `open_ops`; own kernels alone, and an instruction set is that of native ones."""
     from afserve.kernels.ops import Ops
     from afserve.kernels.triton.backend import TritonBackend
 
