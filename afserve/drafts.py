@@ -61,7 +61,7 @@ def token_count(text: str, spelled: str, form: str) -> int:
     return int(text)
 
 
-class Beside(NamedTuple):
+class FolderMethod(NamedTuple):
     """A method whose weights are in a folder of their own: `what` is there, its name for vLLM, and whether one pass
     guesses all tokens of a draft."""
 
@@ -71,10 +71,10 @@ class Beside(NamedTuple):
 
 
 BESIDE = {
-    DraftMethod.EAGLE3: Beside(HEAD, "eagle3"),
-    DraftMethod.DFLASH: Beside(HEAD, "dflash", at_once=True),
-    DraftMethod.DSPARK: Beside(HEAD, "dspark", at_once=True),
-    DraftMethod.MODEL: Beside(DRAFT_MODEL, "draft_model"),
+    DraftMethod.EAGLE3: FolderMethod(HEAD, "eagle3"),
+    DraftMethod.DFLASH: FolderMethod(HEAD, "dflash", at_once=True),
+    DraftMethod.DSPARK: FolderMethod(HEAD, "dspark", at_once=True),
+    DraftMethod.MODEL: FolderMethod(DRAFT_MODEL, "draft_model"),
 }
 """All such methods: whoever needs to know one asks here."""
 

@@ -16,7 +16,7 @@ from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import ExpertTiles
 from afserve.kernels.triton.experts import ExpertWeights, grouped_down, grouped_gate_up
 from afserve.kernels.triton.kv import rope_write_kv
-from afserve.kernels.triton.latent_prompts import Sizes, plan
+from afserve.kernels.triton.latent_prompts import LatentSizes, plan
 from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.norm import silu_mul
 from afserve.kernels.triton.permute import plan_rows
@@ -132,10 +132,10 @@ def mla_case(
     )  # fmt: skip
 
 
-def mla_prompt_case(ops: TritonBackend, tokens: int, heads: int, sizes: Sizes | None = None) -> Case:
+def mla_prompt_case(ops: TritonBackend, tokens: int, heads: int, sizes: LatentSizes | None = None) -> Case:
     """A whole prompt whose latents were multiplied up; sizes are DeepSeek-V3's."""
     d, tile = ops.device, ops.tiles.mla_prompt(2)
-    of = replace(sizes or Sizes(512, 128, 64, 128, 0), queries=tile.queries)
+    of = replace(sizes or LatentSizes(512, 128, 64, 128, 0), queries=tile.queries)
     batch = replace(paged_batch(d, 1, tokens, tokens, 64), starts=(0, tokens), contexts=(tokens,))
     found = plan(batch, of, 64)
     assert found is not None, f"{tokens} tokens are absorbed"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.kernels.triton.config import AttentionTile, Tile
-from afserve.kernels.triton.latent_prompts import Sizes
+from afserve.kernels.triton.latent_prompts import LatentSizes
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import ModelShape
@@ -28,7 +28,9 @@ PROCESSORS, PRODUCTS = (
 )  # of an H100 and H200 SXM: multiprocessors, bf16 FLOP of one in a clock (white paper)
 ISSUED = 4  # instructions of a multiprocessor in a clock
 ARCH = 90
-LATENT = Sizes(512, 128, 64, 128, TileTable().mla_prompt(2).queries)  # a head of DeepSeek-V3 and Kimi K2
+LATENT = LatentSizes(
+    512, 128, 64, 128, TileTable().mla_prompt(2).queries
+)  # a head of DeepSeek-V3 and Kimi K2
 PIECES = (
     (128, 8192),
     (512, 4096),

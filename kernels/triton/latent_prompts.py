@@ -23,7 +23,7 @@ SCRATCH = 256 << 20  # bytes of keys and values at a time, unless one head has m
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class LatentSizes:
     """Of one head, and rows of a tile of queries."""
 
     rank: int
@@ -33,7 +33,7 @@ class Sizes:
     queries: int
 
     @classmethod
-    def of(cls, layer: MlaLayer, queries: int) -> "Sizes":
+    def of(cls, layer: MlaLayer, queries: int) -> "LatentSizes":
         return cls(layer.rank, layer.nope, layer.rope, layer.value_size, queries)
 
     def absorbed(self, rows: int, context: int) -> int:
@@ -52,14 +52,14 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class LatentPrompts:
     """Sequences whose latents are gathered together: `row_M` int64, their places in the cache, and `tile_N4` as
     `attend_prompts` reads it."""
 
     row_M: Tensor
     tile_N4: Tensor
 
-    def heads_together(self, sizes: Sizes, itemsize: int) -> int:
+    def heads_together(self, sizes: LatentSizes, itemsize: int) -> int:
         """How many heads' keys and values are there at a time."""
         each = self.row_M.shape[0] * (sizes.nope + sizes.value) * itemsize
         return max(1, SCRATCH // each)
@@ -69,7 +69,7 @@ class Prompts:
 class PromptPlan:
     """`absorbed`: the other rows; None where there are none."""
 
-    prompts: tuple[Prompts, ...]
+    prompts: tuple[LatentPrompts, ...]
     absorbed: BatchPart | None
 
 
@@ -77,9 +77,9 @@ class PromptPlans:
     """Of one batch, whose layers mostly have the same sizes. The batch has its host integers."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Sizes, int], PromptPlan | None] = {}
+        self._known: dict[tuple[LatentSizes, int], PromptPlan | None] = {}
 
-    def of(self, batch: PagedBatch, sizes: Sizes, block_size: int) -> PromptPlan | None:
+    def of(self, batch: PagedBatch, sizes: LatentSizes, block_size: int) -> PromptPlan | None:
         """None: all rows are absorbed."""
         key = sizes, block_size
         if key not in self._known:
@@ -99,10 +99,10 @@ def plan_of(
     if not plannable(batch) or not cache_NBC.dtype is q_TAD.dtype is layer.up_k.dtype:
         return None
     plans = batch.handle if isinstance(batch.handle, PromptPlans) else PromptPlans()
-    return plans.of(batch, Sizes.of(layer, queries), cache_NBC.shape[1])
+    return plans.of(batch, LatentSizes.of(layer, queries), cache_NBC.shape[1])
 
 
-def plan(batch: PagedBatch, sizes: Sizes, block_size: int) -> PromptPlan | None:
+def plan(batch: PagedBatch, sizes: LatentSizes, block_size: int) -> PromptPlan | None:
     counts = [end - first for first, end in pairwise(batch.starts)]
     goes_up = [sizes.go_up(*one) for one in zip(counts, batch.contexts, strict=True)]
     if not any(goes_up):
@@ -125,7 +125,7 @@ def _together(chosen: list[int], contexts: tuple[int, ...]) -> Iterator[list[int
     yield some
 
 
-def _prompts(batch: PagedBatch, chosen: list[int], queries: int, block_size: int) -> Prompts:
+def _prompts(batch: PagedBatch, chosen: list[int], queries: int, block_size: int) -> LatentPrompts:
     within_B = torch.arange(block_size, device=batch.block_table_SB.device)
     rows, tiles, first_key = list[Tensor](), list[tuple[int, int, int, int]](), 0
     for s in chosen:
@@ -140,4 +140,4 @@ def _prompts(batch: PagedBatch, chosen: list[int], queries: int, block_size: int
         first_key += context
     tiles.sort(key=lambda tile: -tile[2])  # what takes longest begins first
     tile_N4 = on_device(batch, [number for tile in tiles for number in tile]).view(-1, 4)
-    return Prompts(torch.cat(rows) if len(rows) > 1 else rows[0], tile_N4)
+    return LatentPrompts(torch.cat(rows) if len(rows) > 1 else rows[0], tile_N4)

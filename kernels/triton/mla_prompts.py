@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.latent_prompts import Prompts, Sizes
+from afserve.kernels.triton.latent_prompts import LatentPrompts, LatentSizes
 from afserve.kernels.triton.split import LOG2E, LOWEST
 
 
@@ -121,7 +121,7 @@ def attend_prompts(
 
 
 def multiply_up(
-    q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, prompts: Prompts, tile: AttentionTile,
+    q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, prompts: LatentPrompts, tile: AttentionTile,
     out_TAV: Tensor,
 ) -> None:  # fmt: skip
     """What the tokens of these prompts saw, into their rows of out_TAV; as many heads at a time as scratch holds."""
@@ -129,7 +129,9 @@ def multiply_up(
     assert up_k is not None and up_v is not None, "PyTorch multiplies heads here"
     latent_MC = cache_NBC.flatten(0, 1)[prompts.row_M]
     rows, heads = len(latent_MC), layer.heads
-    together = min(heads, prompts.heads_together(Sizes.of(layer, tile.queries), latent_MC.element_size()))
+    together = min(
+        heads, prompts.heads_together(LatentSizes.of(layer, tile.queries), latent_MC.element_size())
+    )
     k_GMD = latent_MC.new_empty((together, rows, layer.nope))
     v_GMV = latent_MC.new_empty((together, rows, layer.value_size))
     for first in range(0, heads, together):

@@ -11,12 +11,12 @@ from afserve.kernels.reference import Reference
 from afserve.kernels.triton import latent_prompts, mla_prompts
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile
-from afserve.kernels.triton.latent_prompts import LONGEST, PromptPlans, Sizes, plan, plannable
+from afserve.kernels.triton.latent_prompts import LONGEST, LatentSizes, PromptPlans, plan, plannable
 from afserve.kernels.triton.tiles import ALL, TileTable
 from bench.cuda_cases import mla_prompt_case
 from tests.kernels.triton.test_attention import dirty, fill, paged
 
-V3 = Sizes(rank=512, nope=128, rope=64, value=128, queries=128)
+V3 = LatentSizes(rank=512, nope=128, rope=64, value=128, queries=128)
 TILE = AttentionTile(16, 16, 0, 4, 1)
 TABLE = TileTable().replaced("mla prompt", ALL, TILE)
 
@@ -31,7 +31,7 @@ def test_what_multiplies_less_runs():
 
 def test_the_count_is_of_products():
     """2 tokens that see 2 and 3 positions of 3: 5 x (2 x 4 + 1), and up-projections of 4 x (2 + 3) for each token."""
-    tiny = Sizes(rank=4, nope=2, rope=1, value=3, queries=2)
+    tiny = LatentSizes(rank=4, nope=2, rope=1, value=3, queries=2)
     assert tiny.absorbed(2, 3) == 5 * 9 + 2 * 20
     assert tiny.multiplied_up(2, 3) == 5 * 6 + 3 * 20
 
@@ -115,7 +115,7 @@ def test_rows_that_are_absorbed_keep_their_bits(device):
     fill(cache, blocks, shape, 1)
     cache = cache.to(device)
     q, turned = (torch.randn(42, layer.heads, d).bfloat16().to(device) for d in (layer.nope, layer.rope))
-    found = PromptPlans().of(batch, Sizes.of(layer, TILE.queries), 8)
+    found = PromptPlans().of(batch, LatentSizes.of(layer, TILE.queries), 8)
     assert found.absorbed.row_R.tolist() == [0, 41] and [len(p.row_M) for p in found.prompts] == [40]
     together = ops.attend_latent(q, turned, layer, cache, batch)
     rows = torch.tensor([0, 41], device=device)
@@ -135,7 +135,7 @@ def test_a_batch_whose_lengths_nobody_said_is_absorbed():
 def test_a_plan_is_made_once_for_all_layers_of_a_step(device):
     ops = TritonBackend(device, 2, TABLE)
     batch = ops.bind_batch(told([(40, 40), (1, 9)], device)[0])
-    sizes = Sizes.of(layer_of(ops, torch.bfloat16), 16)
+    sizes = LatentSizes.of(layer_of(ops, torch.bfloat16), 16)
     assert batch.handle.of(batch, sizes, 8) is batch.handle.of(batch, sizes, 8)
     assert ops.bind_batch(told([(1, 9)], device)[0]).handle is None
 
@@ -159,8 +159,8 @@ def test_a_long_prompt_is_cut_into_tiles_the_longest_first():
 
 
 def test_what_the_bench_times_is_a_whole_prompt(device):
-    case = mla_prompt_case(TritonBackend(device, 2, TABLE), 40, 2, Sizes(64, 16, 16, 16, 0))
+    case = mla_prompt_case(TritonBackend(device, 2, TABLE), 40, 2, LatentSizes(64, 16, 16, 16, 0))
     assert case.flops == 2 * 2 * (40 * 41 // 2) * 48
     case.run()
     with pytest.raises(AssertionError, match="2 tokens are absorbed"):
-        mla_prompt_case(TritonBackend(device, 2, TABLE), 2, 2, Sizes(64, 16, 16, 16, 0))
+        mla_prompt_case(TritonBackend(device, 2, TABLE), 2, 2, LatentSizes(64, 16, 16, 16, 0))
