@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.names import named
 from tests.e2e.ports import free_port
 from tests.e2e.streams import begun, texts
 from tests.patching import patch_library
@@ -118,7 +119,7 @@ def _asked(what: Callable[[], T], otherwise: T) -> T:
 def assert_gone(family: list[psutil.Process], port: int) -> None:
     """No process of the run is left, and its port can be listened on again."""
     _, alive = psutil.wait_procs(family, timeout=15)
-    assert not alive, [process.name() for process in alive]
+    assert not alive, [name for name, _ in named(alive)]
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", port))

@@ -29,6 +29,7 @@ from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from tests.arrows import backwards
+from tests.e2e.names import children_named, named
 from tests.warm.interpreter import WARM, Forked
 
 pytestmark = pytest.mark.process
@@ -308,7 +309,7 @@ def test_a_trace_of_two_hosts_is_one_file_with_what_a_killed_node_sent(
 
 def node_of(host: Forked, name: str) -> int:
     """The pid of a node that this `afserve host` carries."""
-    (found,) = [p for p in psutil.Process(host.pid).children(recursive=True) if p.name() == name]
+    (found,) = children_named(host.pid, name)
     return int(found.pid)
 
 
@@ -330,12 +331,13 @@ def test_ssh_starts_the_others_over_tls_and_a_killed_node_returns(issued, hosts:
     gateway = hosts.start(0, "up", "up", "--cluster", str(file), *flags)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     assert "tcp, between hosts, over TLS" in hosts.printed("up")
-    (forks,) = [p for p in psutil.Process(gateway.pid).children() if p.name() == "afserve-fork"]
+    (forks,) = [p for name, p in named(psutil.Process(gateway.pid).children()) if name == "afserve-fork"]
     token = Path(os.readlink(f"/proc/{forks.pid}/fd/1")).with_name("token")
-    assert token.read_text() not in " ".join(" ".join(p.cmdline()) for p in family(gateway))
-    (killed,) = [p for p in family(gateway) if p.name() == "expert-1"]
+    shown = subprocess.check_output(["ps", "-eo", "args"], text=True)
+    assert token.read_text() not in shown and f"--join {hosts.addresses[0]}" in shown
+    (killed,) = children_named(gateway.pid, "expert-1")
     killed.kill()
-    wait_for(lambda: [p for p in family(gateway) if p.name() == "expert-1" and p != killed], lambda: "")
+    wait_for(lambda: [p for p in children_named(gateway.pid, "expert-1") if p != killed], lambda: "")
     ask = hosts.inside(0, sys.executable, "-c", ANSWER, "https://127.0.0.1:8000", json.dumps(ASK))
     trust = {**os.environ, "SSL_CERT_FILE": f"{Path(secured[1]).parent}/authority.pem"}
     assert len(subprocess.check_output(ask, cwd=ROOT, text=True, timeout=DEADLINE, env=trust)) > 10
@@ -373,10 +375,6 @@ def test_copies_of_kv_travel_between_hosts_over_tls(issued, hosts: Hosts, tmp_pa
     assert not re.search("KV blocks was not made", hosts.printed("up") + hosts.printed("host"))
     gateway.terminate()
     assert [process.wait(DEADLINE) for process in (gateway, other)] == [0, 0]
-
-
-def family(process: Forked) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
 
 
 def test_interrupted_while_it_waits_for_others(hosts: Hosts, tmp_path: Path):

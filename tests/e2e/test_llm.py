@@ -15,6 +15,7 @@ from afserve.engine.build import build_attention_node, build_expert_bank, spec_o
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.errors import ConfigError, OverloadedError, RequestError
 from afserve.launch.plan.models import CONFIGS
+from tests.e2e.names import named
 from tests.engine.driving import collect, drive
 from tests.engine.test_eight_bits import RowsThroughFp8, with_rounded_experts
 
@@ -33,7 +34,7 @@ def others(warm_fork_servers):
 
 
 def nodes_left() -> list[str]:
-    return [child.name() for child in psutil.Process().children(recursive=True) if child.pid not in KEPT]
+    return [name for name, child in named(psutil.Process().children(recursive=True)) if child.pid not in KEPT]
 
 
 @pytest.mark.parametrize(

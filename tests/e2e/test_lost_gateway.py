@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from afserve import Client, SamplingParams
+from tests.e2e.names import named
 from tests.e2e.streams import ASK, PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
@@ -81,7 +82,7 @@ def test_with_everything_but_the_gateway_killed_every_stream_ends_once(up, undis
     streams = begun(server.url)
     family = {process.pid: process for process in server.family()}
     nodes = server.status()
-    control = [p for p in family.values() if p.name() == "afserve-control"]
+    control = [p for name, p in named(family.values()) if name == "afserve-control"]
     killed = [family[pid] for name, pid in nodes.items() if not name.startswith("gateway")]
     began = time.monotonic()
     for process in (*control, *killed):
