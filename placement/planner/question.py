@@ -11,6 +11,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.batches import best_batches
 from afserve.placement.planner.one_machine import OneMachine, Processes
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.engine import Engine
@@ -25,7 +26,6 @@ from afserve.placement.planner.search import (
     GivenLayout,
     PlanFamily,
     Targets,
-    best_batches,
     families,
 )
 

@@ -1,6 +1,6 @@
 """One plan's layout, evaluated again with other devices or another setting; the batch is chosen anew.
 
-`sensitivity.py` and `tornado.py` ask it. It searches no layouts: one evaluation is one bisection of one layout's batch.
+`sensitivity.py` and `tornado.py` ask it. It searches no layouts: one evaluation finds one layout's batch.
 """
 
 from dataclasses import dataclass, replace
@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.batches import best_batches
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import USEFUL, Question
-from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets, best_batches
+from afserve.placement.planner.search import BATCH_LIMIT, PlanFamily, Targets
 
 Array = NDArray[np.float64]
 

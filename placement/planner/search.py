@@ -1,7 +1,7 @@
-"""Search over deployments: for every layout the largest batch inside the targets, then the best by an objective.
+"""What is searched: families of deployments, each with its layouts, and what stages and memory say of them.
 
 A family fixes hardware, tensor parallelism and micro-batches and spans a grid of attention ranks x expert devices;
-TPOT rises with the batch, so bisection over whole grids at once finds each cell's best. It prints and reads nothing.
+`batches.py` finds each layout's largest batch. It prints and reads nothing.
 """
 
 from collections.abc import Iterator
@@ -283,66 +283,3 @@ def _layouts(
     total = grid_ranks * tensor_parallel + grid_devices
     keep = (total <= attention.count) & (given | _tidy(attention, total))
     return grid_ranks[keep], grid_devices[keep]
-
-
-def best_batches(
-    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None, running: int = 0
-) -> tuple[PlanFamily, Array, Array]:
-    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
-
-    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
-    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
-    """
-    limit = family.batch_limit(setting, running)
-    cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
-    if not len(cells.low):
-        return cells.family, cells.low, cells.limit
-    stages, fine = _try(cells, setting, targets, np.ones_like(cells.low))
-    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
-    high = cells.limit.copy()
-    while (cells.low < high).any():
-        middle = np.clip(np.ceil(np.sqrt(cells.low * high)), np.minimum(cells.low + 1, high), high)
-        stages, fine = _try(cells, setting, targets, middle)
-        high = np.where(fine, high, np.maximum(middle - 1, cells.low))
-        better = fine & (middle > cells.low)
-        cells = replace(
-            cells, low=np.where(better, middle, cells.low), tpot=np.where(better, stages.tpot, cells.tpot)
-        )
-        if cost is not None:
-            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
-            if alive.mean() < _WORTH_DROPPING:
-                cells, high = cells.keep(alive), high[alive]
-    return cells.family, cells.low, cells.limit
-
-
-_WORTH_DROPPING = 0.8
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
-    """Layouts under bisection: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
-
-    family: PlanFamily
-    low: Array
-    tpot: Array
-    limit: Array
-    cost: Array
-
-    def keep(self, which: NDArray[np.bool_]) -> "_Cells":
-        return _Cells(
-            self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
-        )
-
-    def least(self, batch: Array) -> Array:
-        """The cost per token that `batch` requests at the present TPOT would have."""
-        return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
-
-
-def _try(cells: _Cells, setting: Setting, targets: Targets, batch: Array) -> tuple[Stages, NDArray[np.bool_]]:
-    family, stages = cells.family, cells.family.stages(setting, batch)
-    keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
-    fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)
-    if family.prefill is not None:
-        fine &= stages.prefill <= family.left_for_prefill()
-    fine &= (batch <= 1) | family.decodes(setting, batch, stages.tpot)
-    return stages, np.asarray(fine)

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
+from afserve.placement.planner.batches import best_batches
 from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.infeasible import explain
 from afserve.placement.planner.perf.attention import Precision
@@ -26,7 +28,6 @@ from afserve.placement.planner.search import (
     GivenLayout,
     PlanFamily,
     Targets,
-    best_batches,
     families,
 )
 from afserve.placement.planner.sensitivity import sensitivity, verdict
@@ -38,14 +39,19 @@ def question(model: str, pools: dict[str, int], tpot: float = 0.05, **more: obje
     return replace(Question(setting, chips, Targets(tpot)), **more)
 
 
-def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> np.ndarray:
-    """Like `best_batches`, by trying every batch up to the memory limit, 64 of them (B) for all layouts (L) at a time;
-    0 where none is feasible."""
-    limit_L = family.batch_limit(setting)
-    best_L, most = np.zeros_like(limit_L), int(limit_L.max(initial=0.0))
+def every_batch(limit_L: np.ndarray) -> Iterator[np.ndarray]:
+    """Every batch up to the largest limit, 64 of them (B) for all layouts (L) at a time."""
+    most = int(limit_L.max(initial=0.0))
     for first in range(1, most + 1, 64):
         tried_B = np.arange(first, min(first + 64, most + 1), dtype=float)
-        batch_BL = tried_B[:, None] + np.zeros_like(limit_L)
+        yield tried_B[:, None] + np.zeros_like(limit_L)
+
+
+def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> np.ndarray:
+    """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
+    limit_L = family.batch_limit(setting)
+    best_L = np.zeros_like(limit_L)
+    for batch_BL in every_batch(limit_L):
         stages = family.stages(setting, batch_BL)
         keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
         in_time = (stages.tpot <= targets.tpot) & (stages.first_token <= targets.ttft)
@@ -90,16 +96,16 @@ def test_best_plan_is_the_best_of_all_layouts_and_batches() -> None:
     best = answer(asked).plans[0]
     least = float("inf")
     for family in families(list(asked.pools), (1, 2, 3), ("colocated", "afd")):
-        limit = family.batch_limit(asked.setting)
-        for batch in range(1, int(limit.max(initial=0)) + 1):
-            stages = family.stages(asked.setting, np.full_like(limit, batch))
-            fine = (batch <= limit) & (stages.tpot <= 0.04)
-            speed = family.ranks * batch * family.micro_batches / stages.tpot
-            usd = (
-                family.ranks * family.tensor_parallel * family.attention.usd_per_hour
-                + family.expert_devices * family.experts.usd_per_hour
-            )
-            least = min(least, float(np.where(fine, usd / speed, np.inf).min(initial=np.inf)))
+        usd_L = (
+            family.ranks * family.tensor_parallel * family.attention.usd_per_hour
+            + family.expert_devices * family.experts.usd_per_hour
+        )
+        limit_L = family.batch_limit(asked.setting)
+        for batch_BL in every_batch(limit_L):
+            stages = family.stages(asked.setting, batch_BL)
+            fine = (batch_BL <= limit_L) & (stages.tpot <= 0.04)
+            speed = family.ranks * batch_BL * family.micro_batches / stages.tpot
+            least = min(least, float(np.where(fine, usd_L / speed, np.inf).min()))
     assert best.usd_per_hour / best.tok_s == pytest.approx(least, rel=1e-9)
 
 

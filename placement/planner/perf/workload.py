@@ -5,7 +5,7 @@ in more decode steps than a short one, so contexts are weighted by the answer's 
 300 tokens are equally frequent; three of four requests in a decode step have the long one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,7 @@ class Workload:
 
     `context_mean`, `context_deviation`: cached tokens of a request met at a random decode step.
     `decode_only`: prompts are prefilled elsewhere.
+    `prompt_variation`: the squared coefficient of variation of prompt lengths, 0 when all are equal.
     """
 
     name: str
@@ -61,18 +62,15 @@ class Workload:
     context_deviation: float
     decode_only: bool = False
 
-    @property
-    def mean_prompt(self) -> float:
-        return float(self.prompt.mean())
+    mean_prompt: float = field(init=False)
+    mean_answer: float = field(init=False)
+    prompt_variation: float = field(init=False)
 
-    @property
-    def prompt_variation(self) -> float:
-        """The squared coefficient of variation of prompt lengths: 0 when all are equal."""
-        return float(self.prompt.var()) / self.mean_prompt**2
-
-    @property
-    def mean_answer(self) -> float:
-        return float(self.answer.mean())
+    def __post_init__(self) -> None:
+        """A search asks for them a hundred thousand times."""
+        object.__setattr__(self, "mean_prompt", float(self.prompt.mean()))
+        object.__setattr__(self, "mean_answer", float(self.answer.mean()))
+        object.__setattr__(self, "prompt_variation", float(self.prompt.var()) / self.mean_prompt**2)
 
 
 def fixed_context(context: float) -> Workload:

@@ -1,0 +1,91 @@
+"""For every layout of a family the largest batch inside the targets: TPOT rises with the batch, so an interval of it is
+narrowed for whole grids of layouts at once. Values only.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.stages import Stages
+from afserve.placement.planner.search import PlanFamily, Targets
+
+Array = NDArray[np.float64]
+
+
+def best_batches(
+    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None, running: int = 0
+) -> tuple[PlanFamily, Array, Array]:
+    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
+
+    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
+    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
+    """
+    limit = family.batch_limit(setting, running)
+    cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
+    if not len(cells.low):
+        return cells.family, cells.low, cells.limit
+    stages, fine = _try(cells, setting, targets, np.ones_like(cells.low))
+    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
+    high = cells.limit.copy()
+    while (cells.low < high).any():
+        cells, high = _narrowed(cells, setting, targets, high)
+        if cost is not None:
+            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
+            if alive.mean() < _WORTH_DROPPING:
+                cells, high = cells.keep(alive), high[alive]
+    return cells.family, cells.low, cells.limit
+
+
+def _narrowed(cells: "_Cells", setting: Setting, targets: Targets, high: Array) -> tuple["_Cells", Array]:
+    """The same cells and the most that may do, after as many batches (B) of each layout (L) were tried at once as take
+    hardly longer than one: calls cost more than sums over few layouts."""
+    count = min(max(_AT_ONCE // len(high), 1), 15)
+    step_B1 = np.arange(1.0, count + 1)[:, None]
+    batch_BL = np.ceil(cells.low * (high / cells.low) ** (step_B1 / (count + 1)))
+    batch_BL = np.minimum(np.maximum(batch_BL, cells.low + step_B1), high)
+    stages, fine_BL = _try(cells, setting, targets, batch_BL)
+    fine_BL &= batch_BL > cells.low
+    fine_L = np.logical_and.accumulate(fine_BL).sum(axis=0)  # so many of the smallest ones
+    at_L = np.arange(len(high))
+    beyond = batch_BL[np.minimum(fine_L, count - 1), at_L]
+    high = np.where(fine_L == count, high, np.maximum(beyond - 1, cells.low))
+    last = np.maximum(fine_L - 1, 0), at_L
+    better = fine_L > 0
+    low, tpot = np.where(better, batch_BL[last], cells.low), np.where(better, stages.tpot[last], cells.tpot)
+    return replace(cells, low=low, tpot=tpot), high
+
+
+_AT_ONCE = 512
+_WORTH_DROPPING = 0.8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cells:
+    """Layouts under search: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
+
+    family: PlanFamily
+    low: Array
+    tpot: Array
+    limit: Array
+    cost: Array
+
+    def keep(self, which: NDArray[np.bool_]) -> "_Cells":
+        return _Cells(
+            self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
+        )
+
+    def least(self, batch: Array) -> Array:
+        """The cost per token that `batch` requests at the present TPOT would have."""
+        return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
+
+
+def _try(cells: _Cells, setting: Setting, targets: Targets, batch: Array) -> tuple[Stages, NDArray[np.bool_]]:
+    family, stages = cells.family, cells.family.stages(setting, batch)
+    keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
+    fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)
+    if family.prefill is not None:
+        fine &= stages.prefill <= family.left_for_prefill()
+    fine &= (batch <= 1) | family.decodes(setting, batch, stages.tpot)
+    return stages, np.asarray(fine)
