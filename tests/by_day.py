@@ -5,28 +5,34 @@ of these cases. `by_day(1)`: each value is there, and values of the longest list
 All combinations are run by night: the rest is `long`.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from itertools import combinations
-from typing import Any
 
 import pytest
 
 _Value = tuple[int, str]  # which list of parameters, and the name of a value in it
 
 
-def leave_the_rest_to_the_night(items: Iterable[pytest.Item]) -> None:
-    """Of tests that are marked so, the cases that `covering` does not name become `long`."""
-    tests: dict[tuple[object, str], list[Any]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("by_day") and hasattr(item, "callspec"):
-            tests[item.parent, getattr(item, "originalname", "")].append(item)
-    for cases in tests.values():
-        (together,) = cases[0].get_closest_marker("by_day").args
-        kept = set(covering([case.callspec._idlist for case in cases], together))
-        for number, case in enumerate(cases):
-            if number not in kept:
-                case.add_marker(pytest.mark.long)
+def leave_the_rest_to_the_night(test: pytest.Metafunc) -> None:
+    """Of a test that is marked so, the cases that `covering` does not name become `long`."""
+    marked = test.definition.get_closest_marker("by_day")
+    if marked is None:
+        return
+    (together,) = marked.args
+    kept = set(covering([case._idlist for case in test._calls], together))
+    for number, case in enumerate(test._calls):
+        if number not in kept:
+            case.marks.append(pytest.mark.long.mark)
+
+
+def make_none_of_the_night(test: pytest.Metafunc) -> None:
+    """By day no item is made of a case that is `long`: of two cases in five. A test that has no other case keeps one,
+    which is left out as all that is marked so."""
+    own = test.definition.get_closest_marker("long")
+    by_day = [case for case in test._calls if all(mark.name != "long" for mark in case.marks)]
+    test._calls = (by_day if own is None else []) or test._calls[:1]
 
 
 def covering(cases: Sequence[Sequence[str]], together: int) -> list[int]:
@@ -39,18 +45,20 @@ def covering(cases: Sequence[Sequence[str]], together: int) -> list[int]:
     shown = [set(combinations(case, min(together, len(case)))) for case in values]
     left: set[tuple[_Value, ...]] = set().union(*shown)
     uses: Counter[_Value] = Counter()
+
+    def rank(number: int) -> tuple[int, int, int]:
+        """Least is best; it never becomes less."""
+        return -len(shown[number] & left), sum(uses[value] for value in values[number]), number
+
+    ranks = [rank(number) for number in range(len(cases))]
+    heapify(ranks)
     kept: list[int] = []
     best = 0
     while left:
         kept.append(best)
         left -= shown[best]
         uses.update(values[best])
-        best = max(
-            range(len(cases)),
-            key=lambda number: (
-                len(shown[number] & left),
-                -sum(uses[value] for value in values[number]),
-                -number,
-            ),
-        )
+        while (now := rank(ranks[0][2])) > ranks[0]:
+            heapreplace(ranks, now)
+        best = ranks[0][2]
     return sorted(kept)

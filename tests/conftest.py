@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.by_day import leave_the_rest_to_the_night
+from tests.by_day import leave_the_rest_to_the_night, make_none_of_the_night
 from tests.examples import QUICK_EXAMPLES, draw_at_most, draw_by_day, draw_by_night, draw_few
 from tests.warm.interpreter import TEXTS, WARM
 
@@ -184,8 +185,12 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Of a test's cases `--quick` makes the ones that it may run: to make twenty thousand takes seconds."""
-    if metafunc.config.getoption("--quick") and len(metafunc._calls) > QUICK_CASES:
+    """No item is made of a case that will not be run: to make all of twenty-five thousand takes each worker seconds."""
+    if not metafunc.config.getoption("--quick"):
+        leave_the_rest_to_the_night(metafunc)
+        if "not long" in metafunc.config.option.markexpr:
+            make_none_of_the_night(metafunc)
+    elif len(metafunc._calls) > QUICK_CASES:
         wanted = [
             call for call in metafunc._calls if not {mark.name for mark in call.marks} & {*NOT_QUICK_MARKS}
         ]
@@ -204,7 +209,21 @@ def _has_none_alone(path: Path) -> bool:
 
 
 def _left_out(path: Path) -> bool:
-    return any(path.is_relative_to(Path(__file__).parent / folder) for folder in NOT_QUICK)
+    if any(path.is_relative_to(Path(__file__).parent / folder) for folder in NOT_QUICK):
+        return True
+    return path.match("test_*.py") and has_none_quick(path.read_text(encoding="utf-8"))
+
+
+def has_none_quick(text: str) -> bool:
+    """Whether the file, or each of its tests, has a mark that says so: as above, of one file in ten."""
+    marked = rf"pytest\.mark\.({'|'.join(NOT_QUICK_MARKS)})\b"
+    if re.search(rf"^pytestmark = .*{marked}", text, re.MULTILINE):
+        return True
+    decorators = [found[0] for found in re.findall(_TEST, text, re.MULTILINE)]
+    return bool(decorators) and all(re.search(f"^@{marked}", each, re.MULTILINE) for each in decorators)
+
+
+_TEST = r"((^@.*\n(^[ )\]}].*\n)*)*)^(async )?def test_"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -220,7 +239,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in known])
         items[:] = kept
         return
-    leave_the_rest_to_the_night(items)
     if not config.getoption("--whole"):
         for item in {getattr(item, "obj", None): item for item in items}.values():
             draw_at_most(item, lambda own: max(6, int(DAY_SHARE * own)))

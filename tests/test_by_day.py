@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from tests.by_day import covering, leave_the_rest_to_the_night
+from tests.by_day import covering, leave_the_rest_to_the_night, make_none_of_the_night
+from tests.conftest import has_none_quick
 
 
 def combined(*sizes: int) -> list[list[str]]:
@@ -40,24 +41,51 @@ def test_values_that_never_meet_are_not_looked_for() -> None:
 
 
 class Case:
-    """As pytest's items."""
+    """As pytest's case of a test before there is an item."""
 
-    def __init__(self, name: str, marks: dict[str, pytest.Mark], values: list[str]) -> None:
-        self.parent, self.originalname, self.marks = "file", name, marks
-        self.callspec = SimpleNamespace(_idlist=values)
+    def __init__(self, values: list[str], *marks: pytest.MarkDecorator) -> None:
+        self._idlist, self.marks = values, [mark.mark for mark in marks]
 
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self.marks.get(name)
-
-    def add_marker(self, mark: pytest.MarkDecorator) -> None:
-        self.marks[mark.name] = mark.mark
+    @property
+    def long(self) -> bool:
+        return any(mark.name == "long" for mark in self.marks)
 
 
-def test_the_others_are_long() -> None:
-    many = [Case("many", {"by_day": pytest.mark.by_day(2).mark}, values) for values in combined(3, 3, 2)]
-    others = [Case("all", {}, values) for values in combined(3, 3, 2)]
-    leave_the_rest_to_the_night(cast(list[pytest.Item], [*many, *others]))
-    assert not any("long" in case.marks for case in others)
+class Cases:
+    """As pytest's `Metafunc`."""
+
+    def __init__(self, cases: list[Case], *marks: pytest.MarkDecorator) -> None:
+        self._calls = cases
+        self.definition = SimpleNamespace(get_closest_marker={mark.name: mark.mark for mark in marks}.get)
+
+    def by_day(self) -> list[Case]:
+        leave_the_rest_to_the_night(cast(pytest.Metafunc, self))
+        make_none_of_the_night(cast(pytest.Metafunc, self))
+        return self._calls
+
+
+def test_no_others_are_made_by_day() -> None:
+    cases = [Case(values) for values in combined(3, 3, 2)]
     kept = covering(combined(3, 3, 2), 2)
-    assert [number for number, case in enumerate(many) if "long" not in case.marks] == kept
+    assert Cases(cases, pytest.mark.by_day(2)).by_day() == [cases[number] for number in kept]
+    assert [number for number, case in enumerate(cases) if not case.long] == kept
     assert 9 <= len(kept) <= 11
+    alike = [Case(["a"]), Case(["b"], pytest.mark.long), Case(["c"], pytest.mark.slow)]
+    assert Cases(alike).by_day() == [alike[0], alike[2]]
+    assert Cases(alike, pytest.mark.long).by_day() == alike[:1]
+    assert Cases(alike[1:2]).by_day() == alike[1:2]
+    assert Cases([]).by_day() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "none"),
+    [
+        (["pytestmark = [pytest.mark.process, pytest.mark.alone]", "def test_a():"], True),
+        (["@pytest.mark.slow", '@pytest.mark.parametrize("a", [', "    1,", "])", "def test_a(a):"], True),
+        (["@pytest.mark.slow", "def test_a():", "    pass", "", "async def test_b():"], False),
+        (["@pytest.mark.parametrize(", "    pytest.param(1, marks=pytest.mark.slow)", ")", "def test_a(a):"], False),
+        (["def made():"], False),
+    ],
+)  # fmt: skip
+def test_a_file_is_left_out_of_quick_where_each_test_says_so(lines: list[str], none: bool) -> None:
+    assert has_none_quick("\n".join(lines)) == none
