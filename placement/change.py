@@ -9,13 +9,7 @@ from dataclasses import replace
 from afserve.errors import ConfigError
 from afserve.json_file import parse
 from afserve.placement.placement import LayerPlacement, Placement
-from afserve.placement.placement_text import (
-    MOST_CHARACTERS,
-    MOST_EPOCH,
-    MOST_NODES,
-    read_layer,
-    whole,
-)
+from afserve.placement.placement_text import MOST_CHARACTERS, MOST_EPOCH, MOST_NODES, read_layer, whole
 
 _WHERE = "not a change of a placement"
 

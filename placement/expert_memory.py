@@ -53,11 +53,7 @@ class ExpertMemoryStats:
         0, "Experts in memory now.", "expert_memory_experts", kind="gauge", where="capacity"
     )
     hits: int = counter(
-        0,
-        "Uses of experts.",
-        "expert_memory_uses",
-        labels=(("found", "memory"),),
-        where="capacity",
+        0, "Uses of experts.", "expert_memory_uses", labels=(("found", "memory"),), where="capacity"
     )
     misses: int = counter(
         0, "Uses of experts.", "expert_memory_uses", labels=(("found", "disk"),), where="capacity"

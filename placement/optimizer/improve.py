@@ -247,11 +247,7 @@ class Search:
     def _parted(self, spans: DomainSpans, row: Ints, hot: Ints, cool_LK: Ints) -> Flags:
         """Trades that would leave an expert in too few domains: layer x slot of hot x cool node x slot there."""
         own, theirs = self.slot[row, hot][:, :, None], self.slot[row[:, None], cool_LK]
-        (
-            at,
-            from_1,
-            to_1K,
-        ) = row[:, None, None], hot[:, None, None], cool_LK[:, None, :]
+        (at, from_1, to_1K) = row[:, None, None], hot[:, None, None], cool_LK[:, None, :]
         near = spans.domain[hot][:, None] == spans.domain[cool_LK]
         goes = near[:, None] | spans.helps(at, to_1K, own) | ~spans.needed(at, from_1, own)
         comes = spans.helps(at, from_1, theirs) | ~spans.needed(at, cool_LK[:, :, None], theirs)

@@ -57,13 +57,7 @@ class Nodes:
 
     @classmethod
     def even(
-        cls,
-        nodes: int,
-        slots: int,
-        *,
-        groups: int = 1,
-        per_host: int = 1,
-        dead: frozenset[int] = frozenset(),
+        cls, nodes: int, slots: int, *, groups: int = 1, per_host: int = 1, dead: frozenset[int] = frozenset()
     ) -> "Nodes":
         """`slots` counts all nodes together; the first ones get one more where it does not divide.
 

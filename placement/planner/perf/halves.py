@@ -18,12 +18,7 @@ Array = NDArray[np.float64]
 
 
 def attention_half(
-    setting: Setting,
-    chip: Hardware,
-    tensor_parallel: int,
-    ranks: Array,
-    batch: Array,
-    with_ffn: bool = True,
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, batch: Array, with_ffn: bool = True
 ) -> AttentionTimes:
     """The slowest of `ranks` ranks: the sum of its `batch` random lengths is z_r standard deviations above the mean,
     unless requests are placed so that all sums are alike.

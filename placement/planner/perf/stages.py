@@ -12,17 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.pipeline import larger, layer_period, step_seconds
-from afserve.placement.planner.perf.attention import (
-    AttentionTimes,
-    allreduce_seconds,
-    prefill_step,
-)
+from afserve.placement.planner.perf.attention import AttentionTimes, allreduce_seconds, prefill_step
 from afserve.placement.planner.perf.exchange import all_to_all, m2n_ways, ways_period
 from afserve.placement.planner.perf.experts import active_experts
-from afserve.placement.planner.perf.ffn import (
-    COMBINE_BYTES,
-    expert_layer,
-)
+from afserve.placement.planner.perf.ffn import COMBINE_BYTES, expert_layer
 from afserve.placement.planner.perf.halves import attention_half, expert_half, ffn_there, skew_of
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
@@ -141,12 +134,7 @@ def _afd_parts(
 
 
 def colocated_stages(
-    setting: Setting,
-    chip: Hardware,
-    tensor_parallel: int,
-    micro_batches: int,
-    ranks: Array,
-    batch: Array,
+    setting: Setting, chip: Hardware, tensor_parallel: int, micro_batches: int, ranks: Array, batch: Array
 ) -> Stages:
     """Expert parallelism over all ranks * tensor_parallel devices, each of which also runs attention.
 
@@ -198,10 +186,7 @@ def _dense_parts(times: AttentionTimes, micro_batches: int) -> "RawStages":
 
 
 def with_drafter_passes(
-    setting: Setting,
-    parts: "RawStages",
-    micro_batches: int,
-    parts_of: Callable[[Setting], "RawStages"],
+    setting: Setting, parts: "RawStages", micro_batches: int, parts_of: Callable[[Setting], "RawStages"]
 ) -> "RawStages":
     """`parts` of a verify step, and behind it the passes of the drafter, one after the other: each token is drafted
     from the one before. They are the device's time that no other layer overlaps with."""

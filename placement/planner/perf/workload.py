@@ -61,7 +61,6 @@ class Workload:
     context_mean: float
     context_deviation: float
     decode_only: bool = False
-
     mean_prompt: float = field(init=False)
     mean_answer: float = field(init=False)
     prompt_variation: float = field(init=False)

@@ -17,12 +17,7 @@ import numpy as np
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.placement.pipeline import layer_period, step_seconds
 from afserve.placement.planner.perf.exchange import m2n_ways
-from afserve.placement.planner.perf.ffn import (
-    COMBINE_BYTES,
-    DISPATCH_BYTES,
-    distinct_targets,
-    transfer,
-)
+from afserve.placement.planner.perf.ffn import COMBINE_BYTES, DISPATCH_BYTES, distinct_targets, transfer
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.simulate.phase_tables import StageTables, StepTimes, Work, interpolate
 from afserve.placement.planner.simulate.phase_wires import Wire, line_of, quickest, wires
