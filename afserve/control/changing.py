@@ -3,7 +3,8 @@
 All of a change is checked before any of it is begun. It starts nothing and waits for nothing.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from afserve.control.controller import Controller
 from afserve.control.membership.events import Broken, ChangePhase, ChangeRole, DrainNode, RestartNodes, Scale
@@ -26,12 +27,12 @@ from afserve.control.wire.change_values import (
 from afserve.errors import CapacityError, ConfigError, NotFoundError, shown
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
-CheckRoom = Callable[[Role, int], None]
+CheckRoom = Callable[[Mapping[Role, int]], None]
 CheckRole = Callable[[Role, Role], None]
 Break = Callable[[NodeId, FaultKind, float], int]
 
 
-def any_number(role: Role, more: int) -> None:
+def any_number(more: Mapping[Role, int]) -> None:
     """Where nobody knows of a limit."""
 
 
@@ -48,7 +49,7 @@ def not_from_here() -> None:
 
 
 class Changing:
-    """`check_room` raises DoesNotFitError where there is no memory for so many more nodes of a role; `can_start` says
+    """`check_room` raises DoesNotFitError where so many more nodes of each role find no place; `can_start` says
     whether a node's process is started from here; `break_node` breaks it on purpose and returns its pid; `end` ends the
     run. `check_role` raises DoesNotFitError where a node of the new role does not fit where one of the old was."""
 
@@ -101,8 +102,10 @@ class Changing:
             wanted = count_of(pool, now, text)
             scales.append((wanted - now, Scale(role, wanted, phase)))
         self._controller.membership.wishes.check_scales(scale for _, scale in scales)
-        for role in {scale.role for _, scale in scales}:
-            self._check_room(role, sum(more for more, scale in scales if scale.role is role))
+        more = Counter[Role]()
+        for number, each in scales:
+            more[each.role] += number
+        self._check_room(more)
 
         def scale() -> None:
             for _, each in sorted(scales, key=lambda one: -one[0]):  # none has to go before another comes

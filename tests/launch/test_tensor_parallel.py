@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from afserve.config import EngineSettings, ModelSource
+from afserve.control.changing import Changing
+from afserve.control.wire.change_values import ScaleTo
 from afserve.engine.build import colocated
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.device_shares import shares_of
@@ -19,6 +21,8 @@ from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from afserve.launch.run.room import HostRoom
 from afserve.member import Role, attention_node, expert_node
+from tests.control.test_changing import ScriptedController
+from tests.control.test_scaling import served
 from tests.engine.driving import config
 
 CARD = 141 << 30
@@ -130,8 +134,9 @@ def test_colocated_experts_are_refused_on_gpus(tmp_path):
     assert refused.value.exit_code == 2
 
 
-def room_of(run, assignment, taken):
-    return HostRoom(run, elsewhere=False, free_rows=lambda: assignment.free_rows(taken))
+def room_of(run, assignment, taken, experts=4):
+    taken = [*taken, *map(expert_node, range(experts))]
+    return HostRoom(run, elsewhere=False, free_rows=lambda experts: assignment.free_rows(taken, experts))
 
 
 def test_a_run_that_serves_gives_no_gpu_twice(tmp_path):
@@ -139,19 +144,40 @@ def test_a_run_that_serves_gives_no_gpu_twice(tmp_path):
     assignment = HostAssignment.all_here(run.deployment, cards(11))
     taken = [attention_node(0), attention_node(1)]
     room = room_of(run, assignment, taken)
-    room.check_more(Role.ATTENTION, 1)  # two of the three GPUs that are left
-    room.check_more(Role.ATTENTION, -1)
-    room.check_more(Role.EXPERT, 9)
+    room.check_more({Role.ATTENTION: 1})  # two of the three GPUs that are left
+    room.check_more({Role.ATTENTION: -1})
+    room.check_more({Role.EXPERT: 9})
     with pytest.raises(DoesNotFitError, match=r"2 more attention nodes .* 2 free GPUs .* 1 such row is left"):
-        room.check_more(Role.ATTENTION, 2)
+        room.check_more({Role.ATTENTION: 2})
     for roles in ((Role.ATTENTION, Role.EXPERT), (Role.EXPERT, Role.ATTENTION)):
         with pytest.raises(ConfigError, match=r"role: an attention node has 2 GPUs .* an expert node one"):
             room.check_change(*roles)
     more = assignment.having(attention_node(2))
     with pytest.raises(DoesNotFitError, match=r"1 more attention node .* 0 such rows are left"):
-        room_of(run, more, [*taken, attention_node(2)]).check_more(Role.ATTENTION, 1)
-    room_of(run, more, taken).check_more(Role.ATTENTION, 1)  # the place of one that went
+        room_of(run, more, [*taken, attention_node(2)]).check_more({Role.ATTENTION: 1})
+    room_of(run, more, taken).check_more({Role.ATTENTION: 1})  # the place of one that went
     assert more.having(attention_node(2)) == more
+
+
+@pytest.mark.parametrize("first", [attention_node(2), expert_node(3)])
+def test_nodes_of_both_roles_that_are_asked_for_at_once_have_gpus_of_their_own(first, tmp_path):
+    """Whichever begins first: three GPUs are enough for them, two are not."""
+    asked = ScaleTo({"attention": "+1", "experts": "+1"})
+    run = chosen(known("qwen3-235b-a22b", tmp_path), 2, 10, attention=2, experts=3)
+
+    def changing(gpus):
+        assignment = HostAssignment.all_here(run.deployment, cards(gpus))
+        room = room_of(run, assignment, [attention_node(0), attention_node(1)], experts=3)
+        membership, _ = served(attention=2, experts=3, most_attention=3)
+        return assignment, Changing(ScriptedController(membership), room.check_more)
+
+    with pytest.raises(DoesNotFitError, match=r"0 such rows are left beside 1 more expert node; ask"):
+        changing(9)[1].change(asked)
+    assignment, fits = changing(10)
+    assert set(fits.change(asked).coming) == {"attention-2", "expert-3"}
+    both = assignment.having(first).having(attention_node(2)).having(expert_node(3))
+    own = both.devices[attention_node(2)], both.devices[expert_node(3)]
+    assert own in {("cuda:7", "cuda:9"), ("cuda:8", "cuda:7")} and both.unused == ()
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,13 @@ class HostAssignment:
         hosted = (*self.hosted, HostedNode(node, LOOPBACK, True, device))
         return replace(self, hosted=hosted, unused=tuple(d for d in self.unused if d not in taken))
 
-    def free_rows(self, taken: Iterable[NodeId]) -> int:
-        """How many more attention nodes would have GPUs of their own, beside those that are `taken`: nodes with the
-        lowest numbers come first, and places of those that went are theirs."""
-        attention = {one.node for one in self.here if one.node.role is Role.ATTENTION}
-        return len(attention.difference(taken)) + len(self.unused) // self.width
+    def free_rows(self, taken: Iterable[NodeId], experts: int = 0) -> int:
+        """How many more attention nodes would have GPUs of their own, beside those that are `taken` and so many more
+        expert nodes: nodes with the lowest numbers come first, and places of those that went are theirs."""
+        gone = {one.node for one in self.here}.difference(taken)
+        empty = sum(node.role is Role.ATTENTION for node in gone)
+        ahead = max(0, experts - (len(gone) - empty))
+        return empty + max(0, len(self.unused) - ahead) // self.width
 
     def instead(self, node: NodeId, of: NodeId) -> "HostAssignment":
         """The same with this node on the host and device of one that has gone."""

@@ -228,8 +228,10 @@ class LocalRun:
         else:
             self.controller.end_run(error)
 
-    def _free_rows(self) -> int:
-        return self.assignment.free_rows(self.controller.members.places(Role.ATTENTION))
+    def _free_rows(self, experts: int) -> int:
+        members = self.controller.members
+        taken = (node for role in MODEL_ROLES for node in members.places(role))
+        return self.assignment.free_rows(taken, experts)
 
     def _can_start(self, node: NodeId) -> bool:
         return (
