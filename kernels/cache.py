@@ -146,9 +146,7 @@ class PagedCache:
         self.block_size = block_size
         self.dtype = dtype
         self.blocks = layers[0][0].shape[0]
-        runs = [
-            of or (1,) * len(layer) for layer, of in zip(layers, alike or [()] * len(layers), strict=True)
-        ]
+        runs = [of or (1,) * len(one) for one, of in zip(layers, alike or [()] * len(layers), strict=True)]
         self._held = [_in_runs(layer, of) for layer, of in zip(layers, runs, strict=True)]
         self.block_bytes = sum(self.layer_bytes(layer) for layer in range(len(layers)))
 

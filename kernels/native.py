@@ -254,9 +254,8 @@ class Native(NativeProducts):
         if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
             return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
         kept = (cache_NBC,) if index_NBI is None else (cache_NBC, index_NBI)
-        chosen = (
-            index_NBI is not None or layer.reuses
-        )  # the library reads index keys in the rows' dtype alone
+        # the library reads index keys in the rows' dtype alone
+        chosen = index_NBI is not None or layer.reuses
         known = all(fits(x, layer.input_norm_H.dtype) and x.is_contiguous() for x in kept)
         if not known or (chosen and is_eight(cache_NBC.dtype)):
             self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, *kept))

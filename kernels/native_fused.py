@@ -67,9 +67,7 @@ def fused_gqa(layer: GqaLayer, gate: _native.Linear | None, rule: _native.Rule) 
     shape = _native.LayerShape(
         *sizes, layer.eps, layer.scale, layer.window or 0, layer.wide_norms, layer.steps.late
     )
-    norms = [
-        address(norm) for norm in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)
-    ]
+    norms = [address(x) for x in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)]
     first, of_q, of_k, last = norms
     weights = _native.LayerWeights(
         first, of_q, of_k, last, qkv, out, gate, address(bias_E), address(sink_A), rule

@@ -49,18 +49,14 @@ class ExpertMemoryStats:
         kind="gauge",
         where="capacity",
     )
-    resident: int = counter(
-        0, "Experts in memory now.", "expert_memory_experts", kind="gauge", where="capacity"
-    )
+    resident: int = counter(0, "In memory now.", "expert_memory_experts", kind="gauge", where="capacity")
     hits: int = counter(
         0, "Uses of experts.", "expert_memory_uses", labels=(("found", "memory"),), where="capacity"
     )
     misses: int = counter(
         0, "Uses of experts.", "expert_memory_uses", labels=(("found", "disk"),), where="capacity"
     )
-    unreadable: int = counter(
-        0, "Those that could not be read.", "expert_memory_unreadable", where="capacity"
-    )
+    unreadable: int = counter(0, "Those not readable.", "expert_memory_unreadable", where="capacity")
     read_ahead: int = counter(
         0, "Experts read before they were named.", "expert_memory_read_ahead", where="capacity"
     )

@@ -175,9 +175,7 @@ class Homes:
         for one in held:
             if (answer := self._answer(one, stream.life)) is not None:
                 stream.send(answer)
-        lost = [
-            request for request in self.requests.requests_at(stream.life) if request.number not in numbers
-        ]
+        lost = [one for one in self.requests.requests_at(stream.life) if one.number not in numbers]
         self._move(lost, "stream", f"{stream.life} came back without them")
         self._review()
 

@@ -64,9 +64,7 @@ class Prompts:
         """The other nodes, the one with the least to do first, where the prompt may be split over them."""
         if asked.ttft is None:
             return ()
-        others = sorted(
-            (node for node in nodes if node is not lead), key=lambda node: pending[node.life.index]
-        )
+        others = sorted((one for one in nodes if one is not lead), key=lambda one: pending[one.life.index])
         return tuple(SplitMember(node.life.generation, node.address) for node in others[: MOST_PARTS - 1])
 
     def forget_prompt(self, request: Request) -> None:

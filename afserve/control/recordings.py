@@ -14,9 +14,7 @@ from afserve.tracing.recording import MOST_BYTES
 
 SECONDS = 0.25  # of a recording
 MOST_NODES = 8  # of each role
-_LATE = (
-    1.0  # seconds for which a recording is waited for after its end; an idle expert node hears within 0.25 s
-)
+_LATE = 1.0  # seconds that a recording may come after its end; an idle expert node hears within 0.25 s
 
 Tell = Callable[[Life, Record], None]
 

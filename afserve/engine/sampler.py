@@ -209,10 +209,8 @@ def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:
 def plain(sequence: Sequence) -> bool:
     """Whether it takes the likeliest token, and all later ones, as far as a grammar lets it."""
     p = sequence.request.params
-    untouched = p.repetition_penalty == 1.0 and not (
-        p.presence_penalty or p.frequency_penalty or p.logit_bias
-    )
-    return p.greedy and untouched and sequence.output_length >= p.min_tokens
+    edited = p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty or p.logit_bias
+    return p.greedy and not edited and sequence.output_length >= p.min_tokens
 
 
 def _first(at: int, row: int, sequence: Sequence, vocabulary: int) -> _Draw:

@@ -31,9 +31,7 @@ from afserve.comm.kv.wires import Wires
 LEASE_SECONDS = 3.0  # without a word of the puller
 PART_SECONDS = 3.0  # from a request leaving until the node that goes on with it must have asked
 WINDOW_BYTES = 16 << 20  # sent of a lease and not acknowledged
-_LEAST_BYTES = (
-    1 << 19
-)  # of the first piece, so that the other end begins early; the next ones are twice as large
+_LEAST_BYTES = 1 << 19  # of the first piece, so that the other end begins early; the next is twice as large
 _DOUBLED = 8  # times at most
 _MUCH_BYTES = 2 << 20  # of one lease: to go on at another core costs as much as to copy some 1 MiB
 MOST_LEASES = 256

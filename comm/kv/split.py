@@ -42,9 +42,7 @@ class Split:
         """What this node computes next, when it has the first `computed` tokens; None if that was all."""
         if computed < self.start:
             return range(computed, min(computed + self.chunk, self.start))
-        mine = (
-            chunk for chunk in range(self.chunk_at(computed), self.chunks) if self.part_of(chunk) == self.mine
-        )
+        mine = (at for at in range(self.chunk_at(computed), self.chunks) if self.part_of(at) == self.mine)
         return next((self.tokens_of(chunk) for chunk in mine), None)
 
     @property

@@ -54,9 +54,8 @@ class ExpertLink(Unrecorded):
         self._sender, self._limiting = transport.offers.sender, transport.offers.limiting
         self._attention = attention
         self._layout, self._near = layout, near
-        self._deadline = (
-            deadline  # whoever waits polls it every 50 ms: no answer is late as this node was stopped
-        )
+        # whoever waits polls it every 50 ms: no answer is late as this node was stopped
+        self._deadline = deadline
         self._clock = AwakeClock() if clock is None else clock
         self._native, self._device = native_library(), device
         self._splitter = Splitter(self._native)

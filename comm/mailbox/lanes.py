@@ -85,9 +85,7 @@ class Lanes:
 
     def rebuild(self, segments: Sequence[Segment]) -> None:
         """From now on these segments; the boxes of those that stay go on as they are."""
-        lanes = [
-            self._lane(segment, box) for segment in segments for box in segment.map.boxes(self._attention)
-        ]
+        lanes = [self._lane(one, box) for one in segments for box in one.map.boxes(self._attention)]
         words = [lane.segment.lane_words(lane.box, attention_side=self._attention_side) for lane in lanes]
         bells = [segment.bell(self._attention) for segment in segments]
         self._board: Board = open_board(words, bells, spins=self._spins)

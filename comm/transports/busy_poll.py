@@ -12,9 +12,7 @@ from typing import TypeVar
 
 _Found = TypeVar("_Found")
 
-_LONGEST = (
-    300e-6  # s; a wake-up on an idle core takes some 50 us at either end, so waits that park look that long
-)
+_LONGEST = 300e-6  # s: a wake-up on an idle core takes some 50 us at either end
 _SHORTEST = 2e-6  # s
 _TAKEN_AWAY = 20e-6  # s that a yield may take before the cores count as contended
 _SHY_WAITS = 64  # waits without looking again after that, at most: one at first, twice as many each time

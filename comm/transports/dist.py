@@ -26,9 +26,7 @@ from afserve.comm.transports.tcp import TcpTransport, join_all
 from afserve.comm.transports.venue import Introduction
 from afserve.errors import ProtocolError, RendezvousError
 
-_MEET_SECONDS = (
-    60.0  # that an expert node gives a node that has greeted it: eight contexts of CUDA begin at once
-)
+_MEET_SECONDS = 60.0  # for a node that has been greeted: eight contexts of CUDA begin at once
 
 
 class DistTransport(TcpTransport):

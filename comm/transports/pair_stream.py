@@ -26,9 +26,7 @@ INLINE_BYTES = 16 << 20
 _KIND_AT = 6  # of the header's fields
 _TAIL = slice(40, 40 + TAIL_BYTES)  # in spare bytes of the header: how the payload ends
 _INLINE = 48  # in another spare byte: 1 where the payload follows its header over the connection
-_REST_SECONDS = (
-    30.0  # how long the rest of an announced payload may take: longer than a stopped peer goes unnoticed
-)
+_REST_SECONDS = 30.0  # for the rest of an announced payload: a stopped peer is noticed sooner
 
 
 Boxes = Mapping[int, RecordMailbox]  # by micro-batch

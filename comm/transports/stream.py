@@ -14,9 +14,7 @@ Place = Callable[[memoryview], memoryview]  # header -> the memory for the whole
 # Seconds, seconds, milliseconds. A peer whose host says nothing is left within 2 s; four packets in a row may be lost
 # before, since the kernel sends again after 0.2, 0.6 and 1.4 s. A stopped process is not meant: its kernel answers.
 _KEEPALIVE = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_USER_TIMEOUT": 1500}
-_BUFFER_BYTES = (
-    4 << 20
-)  # what the kernel is asked for; its own growth starts at 16 KiB: 285 us became 128 at 128 KiB
+_BUFFER_BYTES = 4 << 20  # asked of the kernel; its own growth starts at 16 KiB: 285 us became 128 at 128 KiB
 
 
 class MessageStream:

@@ -29,9 +29,7 @@ from afserve.kernels.devices.opened import device_of
 _FLAG_BYTES = 256  # a flag has its own line, and what follows it is aligned for any vector
 _ALIGN = 256
 _COUNT_WORDS = 64  # of 4 bytes, between two boxes' numbers: their addresses are alike to the compiler
-_LIMIT_SECONDS = (
-    30.0  # how long a kernel waits for an announced payload: longer than a stopped peer goes unnoticed
-)
+_LIMIT_SECONDS = 30.0  # for an announced payload: a stopped peer is noticed sooner
 _BYTES = 1024  # of a payload that one program spoils at once
 _LOOKS = 1000  # the same where the device has no clock
 _ERROR, _ABORT = 0, 1  # words that host and device share: `kernels/triton/symm.py`
@@ -50,9 +48,7 @@ class SymmPair:
         self._kernels, self._chip = triton_symm, chip
         self._limit = int(_LIMIT_SECONDS * 1e9) if chip else _LOOKS
         layout, device = known.layout, known.device
-        self._stride = _FLAG_BYTES + aligned(
-            max(Frame(kind, layout).capacity for kind in _DIRECTIONS), _ALIGN
-        )
+        self._stride = _FLAG_BYTES + aligned(max(Frame(way, layout).capacity for way in _DIRECTIONS), _ALIGN)
         shape = 2, layout.micro_batches, _COUNT_WORDS
         self._sent, self._received = torch.zeros(shape, dtype=torch.int32, device=device)
         self._words = device_of(device).pinned(2, torch.int32)

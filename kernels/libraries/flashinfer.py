@@ -17,8 +17,8 @@ from afserve.errors import ConfigError
 from afserve.kernels.libraries.tested import TestedOps, WrongAnswer, expect_close
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
+from afserve.kernels.triton import scratch
 
-WORKSPACE = 128 << 20  # bytes that attention keeps, zero before its first use
 HALVES = (torch.bfloat16, torch.float16)
 _SEED = 38
 
@@ -120,7 +120,7 @@ class FlashInfer:
     ) -> Tensor:
         """`window_left` does not count the token itself."""
         if self._workspace_Y is None:
-            self._workspace_Y = torch.zeros(WORKSPACE, dtype=torch.uint8, device=self._device)
+            self._workspace_Y = torch.zeros(scratch.FLASHINFER, dtype=torch.uint8, device=self._device)
         seen: Tensor = self._decode.trtllm_batch_decode_with_kv_cache(
             q_TAD,
             (k_NGBD, v_NGBD),

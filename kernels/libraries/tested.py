@@ -13,16 +13,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("afserve.kernels")
-FAILURES = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    OSError,
-    ImportError,
-)
+FAILS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError, ImportError
 STEPS = 8  # roundings of the answer's dtype that two right answers may be apart
 
 
@@ -67,7 +58,7 @@ def _reason(test: Callable[[], None]) -> str:
         test()
     except WrongAnswer as wrong:
         return str(wrong)
-    except FAILURES as error:
+    except FAILS as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
     return ""
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.split import LOG2E, LOWEST, SplitScratch, join_parts, part_span
+from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_WINDOW = 1 << 30
 NO_TILE = tl.constexpr(1 << 30)  # start of a sequence that is not there
@@ -192,18 +192,15 @@ def decode_gqa(
     """Sequences of one query, each cut into at most `parts`."""
     groups, columns = k_NGBD.shape[1], v_NGBD.shape[3]
     repeat = q_TAD.shape[1] // groups
-    scratch = None
-    if parts > 1:
-        scratch = SplitScratch.empty(batch.sequences, q_TAD.shape[1], parts, columns, q_TAD.device)
+    scratch = split_scratch(batch.sequences, q_TAD.shape[1], parts, columns, q_TAD.device)
     _decode[(batch.sequences, groups, parts)](
-        q_TAD, k_NGBD, v_NGBD, out, *_scratch(scratch), sink_A,
+        q_TAD, k_NGBD, v_NGBD, out, *scratch, sink_A,
         batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, window or NO_WINDOW, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch), parts,
-        DIRECT=scratch is None, ROWS=max(16, triton.next_power_of_2(repeat)), SHORTEST=tile.split,
+        DIRECT=parts == 1, ROWS=max(16, triton.next_power_of_2(repeat)), SHORTEST=tile.split,
         **_constants(tile, k_NGBD, v_NGBD),
     )  # fmt: skip
-    if scratch is not None:
-        join_parts(scratch, sink_A, batch.query_start_S1, out)
+    join_parts(scratch, sink_A, batch.query_start_S1, out)
 
 
 def chunks_gqa(
@@ -221,10 +218,6 @@ def chunks_gqa(
         WINDOWED=window is not None, SEQUENCES=max(16, triton.next_power_of_2(batch.sequences)),
         QUERIES=queries, REPEAT=padded, **_constants(tile, k_NGBD, v_NGBD),
     )  # fmt: skip
-
-
-def _scratch(parts: SplitScratch | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return (None, None, None) if parts is None else (parts.values_RAPD, parts.largest_RAP, parts.sum_RAP)
 
 
 def _sizes(q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch) -> tuple[int, ...]:

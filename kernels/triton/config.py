@@ -6,9 +6,7 @@ Which tile a launch takes is `triton/tiles.py`'s to say. Every tile names where 
 from dataclasses import dataclass, replace
 
 NOT_MEASURED = "unmeasured default"
-FUSED = {
-    "enable_fp_fusion": True
-}  # with every launch: a * b + c may be one rounding (Triton 3.10 changes the default)
+FUSED = {"enable_fp_fusion": True}  # a * b + c may be one rounding (Triton 3.10 changes the default)
 
 
 @dataclass(frozen=True, slots=True)

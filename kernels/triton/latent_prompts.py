@@ -16,10 +16,7 @@ from torch import Tensor
 
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import BatchPart, PagedBatch, on_device, part_of
-
-TOGETHER = 1 << 16  # rows of latents that several sequences have together
-LONGEST = 1 << 18  # rows of one: 288 MiB of V3's latents; a longer sequence stays absorbed
-SCRATCH = 256 << 20  # bytes of keys and values at a time, unless one head has more
+from afserve.kernels.triton import scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class LatentSizes:
 
     def go_up(self, rows: int, context: int) -> bool:
         """Whether latents are multiplied up."""
-        return context <= LONGEST and self.multiplied_up(rows, context) < self.absorbed(rows, context)
+        return context <= scratch.LONGEST and self.multiplied_up(rows, context) < self.absorbed(rows, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class LatentPrompts:
     def heads_together(self, sizes: LatentSizes, itemsize: int) -> int:
         """How many heads' keys and values are there at a time."""
         each = self.row_M.shape[0] * (sizes.nope + sizes.value) * itemsize
-        return max(1, SCRATCH // each)
+        return max(1, scratch.PROMPTS // each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +111,10 @@ def plan(batch: PagedBatch, sizes: LatentSizes, block_size: int) -> PromptPlan |
 
 
 def _together(chosen: list[int], contexts: tuple[int, ...]) -> Iterator[list[int]]:
-    """In order, as many as have TOGETHER rows, at least one."""
+    """In order, as many as have rows enough, at least one."""
     some, rows = list[int](), 0
     for s in chosen:
-        if some and rows + contexts[s] > TOGETHER:
+        if some and rows + contexts[s] > scratch.TOGETHER:
             yield some
             some, rows = [], 0
         some.append(s)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.split import LOG2E, LOWEST, SplitScratch, join_parts, part_span
+from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 
@@ -129,20 +129,18 @@ def attend_mla(
     out = torch.empty((tokens, heads, rank), dtype=q_TAC.dtype, device=q_TAC.device)
     if not tokens:
         return out
-    scratch = SplitScratch.empty(tokens, heads, parts, rank, q_TAC.device) if parts > 1 else None
+    scratch = split_scratch(tokens, heads, parts, rank, q_TAC.device)
     width, rope = (max(16, triton.next_power_of_2(size)) for size in (rank, columns - rank))
     one_each = batch.max_query == 1 and tokens == batch.sequences
-    buffers = (scratch.values_RAPD, scratch.largest_RAP, scratch.sum_RAP) if scratch else (None, None, None)
     _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
-        q_TAC, cache_NBC, out, *buffers, batch.query_start_S1, batch.context_S, batch.block_table_SB,
+        q_TAC, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, batch.sequences, heads, rank, columns - rank, *q_TAC.stride()[:2], batch.block_table_SB.stride(0),
         *cache_NBC.stride()[:2], parts,
-        SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=scratch is None,
+        SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=parts == 1,
         BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
         WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, columns - rank),
         SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
         RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
     )  # fmt: skip
-    if scratch is not None:
-        join_parts(scratch, None, None, out)
+    join_parts(scratch, None, None, out)
     return out

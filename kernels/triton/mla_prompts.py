@@ -129,9 +129,7 @@ def multiply_up(
     assert up_k is not None and up_v is not None, "PyTorch multiplies heads here"
     latent_MC = cache_NBC.flatten(0, 1)[prompts.row_M]
     rows, heads = len(latent_MC), layer.heads
-    together = min(
-        heads, prompts.heads_together(LatentSizes.of(layer, tile.queries), latent_MC.element_size())
-    )
+    together = min(heads, prompts.heads_together(LatentSizes.of(layer, tile.queries), latent_MC.itemsize))
     k_GMD = latent_MC.new_empty((together, rows, layer.nope))
     v_GMV = latent_MC.new_empty((together, rows, layer.value_size))
     for first in range(0, heads, together):

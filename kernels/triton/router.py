@@ -133,9 +133,7 @@ def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
     span = triton.cdiv(triton.cdiv(hidden, tile.depth), tile.parts) * tile.depth
-    part_STE = torch.empty(
-        (triton.cdiv(hidden, span), tokens, experts), dtype=torch.float32, device=x_TH.device
-    )
+    part_STE = x_TH.new_empty((triton.cdiv(hidden, span), tokens, experts), dtype=torch.float32)
     if tokens:
         grid = (triton.cdiv(tokens, tile.rows), triton.cdiv(experts, tile.columns), part_STE.shape[0])
         _score_part[grid](

@@ -7,8 +7,6 @@ Shapes: R rows (sequences or tokens), A query heads, P parts, D value columns.
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -20,21 +18,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with it never become NaN
 
 
-@dataclass(frozen=True, slots=True)
-class SplitScratch:
-    """Scratch of one split attention: values_RAPD unscaled, largest_RAP and sum_RAP in base 2, all float32."""
+Scratch = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of one split attention: values_RAPD unscaled, largest_RAP and sum_RAP in base 2, all float32; none for one part."""
 
-    values_RAPD: Tensor
-    largest_RAP: Tensor
-    sum_RAP: Tensor
 
-    @classmethod
-    def empty(cls, rows: int, heads: int, parts: int, columns: int, device: torch.device) -> "SplitScratch":
-        values = torch.empty((rows, heads, parts, columns), dtype=torch.float32, device=device)
-        largest, total = (
-            torch.empty((rows, heads, parts), dtype=torch.float32, device=device) for _ in range(2)
-        )
-        return cls(values, largest, total)
+def split_scratch(rows: int, heads: int, parts: int, columns: int, device: torch.device) -> Scratch:
+    if parts == 1:
+        return None, None, None
+    shapes = (rows, heads, parts, columns), (rows, heads, parts), (rows, heads, parts)
+    values, largest, total = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
+    return values, largest, total
 
 
 def parts_for(programs: int, keys: int, shortest: int, multiprocessors: int) -> int:
@@ -92,15 +85,16 @@ def _join(
 
 
 def join_parts(
-    parts: SplitScratch, sink_A: Tensor | None, query_start_S1: Tensor | None, out_TAD: Tensor
+    scratch: Scratch, sink_A: Tensor | None, query_start_S1: Tensor | None, out_TAD: Tensor
 ) -> None:
-    """out = sum of the parts' values under one softmax, `sink_A` a logit that takes weight and gives no value.
+    """out = sum of the parts' values under one softmax, `sink_A` a logit that takes weight and gives no value; as it is
+    where there was one part.
 
     With query_start_S1, row s is sequence s and only sequences of one query are written, at their token.
     """
-    rows, heads, count, columns = parts.values_RAPD.shape
-    if rows:
+    if scratch[0] is not None and len(scratch[0]):
+        rows, heads, count, columns = scratch[0].shape
         _join[(rows, heads)](
-            parts.values_RAPD, parts.largest_RAP, parts.sum_RAP, out_TAD, sink_A, query_start_S1, heads, count, columns,
+            *scratch, out_TAD, sink_A, query_start_S1, heads, count, columns,
             PARTS=8, COLUMNS=triton.next_power_of_2(columns), **FUSED,
         )  # fmt: skip

@@ -19,9 +19,7 @@ from afserve.placement.placement import FREE
 
 _WORK = 20_000_000  # candidate scores of one search: bounds its time alike on every machine
 _SHUFFLES = 8
-_SHUFFLE_SIZE = (
-    4_000  # slots of all layers together: a larger problem is searched from its constructions only
-)
+_SHUFFLE_SIZE = 4_000  # slots of all layers: a larger problem is searched from its constructions only
 _CLOSE = 1e-6
 
 Answer = tuple[Ints, Floats]  # slot_LNS, share_LNS

@@ -17,9 +17,7 @@ from afserve.placement.optimizer.uncertainty import uncertainty, with_unseen
 from afserve.placement.placement import FREE, Placement
 
 _NEAR = 0.02  # above the bound: a search of copies that already are this good gains less than it takes
-_DENSE_WORK = (
-    300_000_000  # slots x nodes x experts, up to which an exact split of all experts takes about a second
-)
+_DENSE_WORK = 300_000_000  # slots x nodes x experts, up to which an exact split takes about a second
 
 
 class BalanceTask:

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.first_token import readers_keep_up
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
+from afserve.placement.planner.perf.kv import (
+    expert_weight_bytes,
+    largest_batch,
+    shared_weight_bytes,
+)
 from afserve.placement.planner.perf.prefill import (
     decoding_only,
     expert_seconds_for_prompts,
@@ -169,6 +173,7 @@ class PlanFamily:
             needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
             needed = needed + moved / np.maximum(self.expert_devices, 1.0)
             fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
+        resident = resident + setting.kernel_bytes(self.attention)
         most = largest_batch(
             shape,
             self.attention,

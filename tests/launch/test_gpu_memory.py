@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from afserve.cli.plan.catalog import load_model
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.launch.plan.footprint import kept_dtype, role_bytes
+from afserve.kernels.triton import scratch
+from afserve.launch.plan.footprint import NODE_OVERHEAD, kept_dtype, kernel_bytes, role_bytes
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import find_model
+from afserve.launch.plan.node_memory import node_weights
 from afserve.launch.plan.topology import choose
-from afserve.launch.plan.wishes import Wishes
+from afserve.launch.plan.wishes import Share, Wishes
+from afserve.placement.planner.perf.kv import kernel_bytes as planned_bytes
 from afserve.quantization import Quantization
 from afserve.spec_parts import CLAMPED_SWIGLU
 
@@ -93,9 +97,49 @@ def on_cards(name, card, folder, experts=4):
 
 
 @pytest.mark.parametrize(
+    ("name", "asked", "mib"),
+    [
+        ("deepseek-v3", {}, 256 + 288),  # keys and values of some heads, and latents of 262,144 tokens
+        ("deepseek-v3", {"gpu_kernels": "flashinfer"}, 256 + 288 + 128),
+        ("qwen3-30b-a3b", {"gpu_kernels": "flashinfer"}, 128),
+        ("qwen3-30b-a3b", {}, 0),
+        ("deepseek-v3", {"device": "cpu"}, 0),
+    ],
+)
+def test_what_kernels_take_beside_weights_and_caches_is_planned(tmp_path, name, asked, mib):
+    """The same by `up` and by `plan`."""
+    spec, source = spec_of(name, tmp_path, FP8), ModelSource("/a/folder", name)
+    engine = EngineSettings(**{"device": "cuda"} | asked)
+    wishes = Wishes(engine=engine, gpus=None if engine.device == "cpu" else H200, attention=1, experts=1)
+    assert kernel_bytes(spec, source, wishes) == mib << 20
+    assert node_weights(spec, source, wishes, Share(1, 1), spec.experts).kernels == mib << 20
+    heads = [
+        (a.heads, a.nope_dim + a.value_dim) for a in (one.attention for one in spec.kinds) if a.kind == "mla"
+    ]
+    assert all(scratch.LONGEST * each * 2 <= scratch.PROMPTS for _, each in heads), "one head's fit"
+    if not asked:
+        assert planned_bytes(load_model(name)) == mib << 20
+
+
+def test_kv_gives_way_to_what_kernels_take(tmp_path, monkeypatch):
+    """Four fifths of what is left."""
+    found, _ = on_cards("deepseek-v3", "H200", tmp_path / "with", experts=6)
+    monkeypatch.setattr(scratch, "of_prompts", lambda *_: 0)
+    without, _ = on_cards("deepseek-v3", "H200", tmp_path / "without", experts=6)
+    less = without.attention.kv - found.attention.kv
+    assert (
+        less == pytest.approx(0.8 * found.attention.kernels, rel=0.02)
+        and found.attention.kernels == 544 << 20
+    )
+    assert found.attention.total == sum(
+        (found.attention.weights, found.attention.kv, 544 << 20, NODE_OVERHEAD)
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "thousands"),  # KV tokens of an attention node on each card, 0 where the model does not fit
     [
-        ("deepseek-v3", (0, 1046, 1446)),
+        ("deepseek-v3", (0, 1040, 1439)),
         ("kimi-k2", (0, 0, 0)),  # 1,015 GB in FP8, six cards have 1,077 at most and keep a tenth of it
         ("qwen3-235b-a22b", (229, 457, 603)),
         ("glm-4.5", (79, 196, 270)),

@@ -99,9 +99,8 @@ def exchange(
     computes."""
     layout, placement = layout_of(source, peers)
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(_node(node, isa, source, peers, index)) for index in range(peers)
-        ]  # all start at once
+        # all start at once
+        nodes = [stack.enter_context(_node(node, isa, source, peers, index)) for index in range(peers)]
         addresses = [address for address, _ in nodes]
         end = connect.connect(addresses, attention=0, layout=layout, timeout=30.0)
         link = NotedLink(end, layout=layout, placement=placement, clock=clock or MonotonicClock())

@@ -43,9 +43,7 @@ class BenchRow:
 
 def record(row: BenchRow, case: Case) -> dict[str, object]:
     """The row as it goes into a results file."""
-    values = {
-        key: round(value, 5) if isinstance(value, float) else value for key, value in asdict(row).items()
-    }
+    values = {k: round(v, 5) if isinstance(v, float) else v for k, v in asdict(row).items()}
     return {
         "bench": "decode",
         "model": Path(case.model).name,

@@ -126,9 +126,7 @@ class NodeWishes:
     def _staying_in(self, role: Role, phase: AttentionPhase | None) -> list[NodeId]:
         """Those that stay, of a role or of one phase of it."""
         staying = [node for node in self._state.staying() if node.role is role]
-        return [
-            node for node in staying if phase is None or self._state.deployment.phase(node.index) is phase
-        ]
+        return [one for one in staying if phase is None or self._state.deployment.phase(one.index) is phase]
 
     def _phases(
         self, leave: Collection[NodeId] = (), more: Iterable[AttentionPhase] = ()

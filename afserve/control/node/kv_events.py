@@ -27,9 +27,7 @@ _TURN = 0.05  # seconds between two looks at the replay socket
 _RETRY = 1.0  # seconds until a port that is taken is tried again
 _LONGEST_REST = 30.0  # seconds after faults that nobody expected
 _CLOSE = 5.0
-_ASKERS = (
-    64  # answers that may wait for one who asked and does not read, and questions that are answered in a turn
-)
+_ASKERS = 64  # answers that may wait for one who does not read, and questions that are answered in a turn
 _HEARTBEAT = 5_000  # milliseconds between two questions whether a receiver still reads
 _DEAF = 15_000  # milliseconds without an answer: what waits for it is let go
 _MOST_KEPT = 64 << 20  # bytes of the messages that can be asked for again

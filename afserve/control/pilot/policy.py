@@ -146,9 +146,8 @@ class Policy:
         self._late_noted = seen.at
         self._note_standing(window)
         share = max(load.first_late / load.first, load.rest_late / load.ended, self._mix.late_share(window))
-        jumped = (
-            seen.at - self._jumped < 2 * self.rules.windows.short
-        )  # who is late then says nothing of other times
+        # who is late then says nothing of other times
+        jumped = seen.at - self._jumped < 2 * self.rules.windows.short
         if not jumped and sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
             self.judge.headroom.note_late(share, self.rules.windows.short / _MINUTE)
 

@@ -20,9 +20,8 @@ class EarlierAnswers:
     def __init__(self, cached: int = CACHED) -> None:
         self._tokens: list[int] = []
         self._places = GramPlaces(self._tokens, cached)
-        self._numbers: OrderedDict[tuple[str, str], int] = (
-            OrderedDict()
-        )  # by owner; the one seen last at the end
+        # by owner; the one seen last at the end
+        self._numbers: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._owners = 0
 
     def add(self, sequence: Sequence) -> None:

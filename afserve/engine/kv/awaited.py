@@ -21,9 +21,8 @@ class AwaitedBlocks:
 
     def __init__(self, blocks: int, clock: Clock | None = None) -> None:
         self._blocks, self._most, self._clock = blocks, blocks // SHARE, clock or MonotonicClock()
-        self._idle: OrderedDict[int, tuple[int, float]] = (
-            OrderedDict()
-        )  # the number of the release, and until when
+        # the number of the release, and until when
+        self._idle: OrderedDict[int, tuple[int, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._idle)

@@ -167,9 +167,7 @@ class DiskTier:
 
     def end(self, job: int) -> list[int]:
         begun, memory = self._disk.end(job), self._memory.get(job, {})
-        written = (
-            {at for first, count in begun for at in range(first, first + count)} if self._in_place else ()
-        )
+        written = {at for first, n in begun for at in range(first, first + n)} if self._in_place else ()
         free = [memory.pop(at) for at in list(memory) if at not in written]
         if not memory:
             self._memory.pop(job, None)

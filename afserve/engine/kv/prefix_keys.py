@@ -67,9 +67,8 @@ class HeldPrefixes:
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
-        self._key_of: OrderedDict[Hash, int] = (
-            OrderedDict()
-        )  # by the name of the last block, the eldest first
+        # by the name of the last block, the eldest first
+        self._key_of: OrderedDict[Hash, int] = OrderedDict()
         self._came: dict[int, None] = {}  # since the last `take`; the order is that in which they came
         self._went: dict[int, None] = {}
 

@@ -34,9 +34,7 @@ NO_EXPERTS = (
     "{where}: {why}, so this request ends here; other requests are not affected. Send it again when the expert node is "
     "back or its experts stand elsewhere: afserve status shows both"
 )
-GREEDY_BELOW = (
-    1e-5  # divided by a smaller temperature, logits 1 apart differ by 100,000: nothing is left to draw
-)
+GREEDY_BELOW = 1e-5  # temperature: logits 1 apart differ by 100,000 below it, nothing is left to draw
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,8 @@ class GraphRunner(Generic[T]):
         self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor, self.chain = layers.run_predictor, layers.chain
         states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
-        self.why = (
-            "a state would be moved on by the rows of padding, too" if states else ""
-        )  # nothing is recorded
+        # nothing is recorded
+        self.why = "a state would be moved on by the rows of padding, too" if states else ""
         self.replayed = 0
 
     def run_step(self, step: StepInput) -> StepRun[T]:

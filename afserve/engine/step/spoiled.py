@@ -75,7 +75,8 @@ class Spoiled:
             spoiled = [row for row in range(start, end) if layers[row] != FINE]
             if spoiled:
                 first = min(spoiled, key=lambda row: (layers[row], row not in why, row))
-                found[index] = _message(f"layer {layers[first]}", why.get(first))
+                said = NO_EXPERTS if first in why else NOT_FINITE
+                found[index] = said.format(where=f"layer {layers[first]}", why=why.get(first))
         return found
 
     def worst_layer(self) -> Tensor | None:
@@ -99,9 +100,3 @@ class Spoiled:
         """In host memory a list is quicker than a reduction; from a device one number is fetched, not all."""
         marks_N = self._marks
         return (max(marks_N.tolist()) if marks_N.is_cpu else int(marks_N.max())) == FINE
-
-
-def _message(where: str, given_up: str | None) -> str:
-    if given_up is None:
-        return NOT_FINITE.format(where=where)
-    return NO_EXPERTS.format(where=where, why=given_up)

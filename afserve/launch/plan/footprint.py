@@ -6,6 +6,7 @@ It decides nothing; `topology.py` does.
 from importlib.util import find_spec
 
 from afserve.config import AUTO, ModelSource
+from afserve.kernels.triton import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
@@ -16,9 +17,7 @@ from afserve.spec_parts import projections_of
 GIB = 1 << 30
 NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
-STORED_BITS = (
-    4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16 numbers, on GPUs bytes
-)
+STORED_BITS = 4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16, on GPUs bytes
 MXFP4_BITS = 4.25  # on GPUs
 _FP8_BITS = 8 + 32 / 128**2  # on GPUs: a byte, and its share of a float32 scale for a block of 128 x 128
 _KEPT_BITS = {"fp8": _FP8_BITS, "native fp8": NATIVE_FP8_BITS, "mxfp4": MXFP4_BITS}
@@ -28,6 +27,15 @@ _SPARE = 0.10  # of the free memory, left to everything else on the machine
 def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
     """Bytes of one number once loaded; FP8 is computed in 16 bits, but by experts (`kept_dtype`)."""
     return max(2, BYTES[computed_dtype(spec, source)])
+
+
+def kernel_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
+    """What attention takes of a GPU beside weights and caches; a CPU's takes no such memory."""
+    if wishes.engine.device == "cpu":
+        return 0
+    latents = [layer.attention.kv_width for layer in spec.kinds if layer.attention.kind == "mla"]
+    taken = scratch.of_prompts(max(latents), element_bytes(source, spec)) if latents else 0
+    return taken + (scratch.FLASHINFER if wishes.engine.gpu_kernels == "flashinfer" else 0)
 
 
 def kv_element_bytes(source: ModelSource, spec: ModelSpec, kv_dtype: str) -> int:

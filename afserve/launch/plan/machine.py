@@ -56,35 +56,35 @@ def _own_group(root: Path) -> Path:
 
 def _cpu_quota(root: Path) -> float | None:
     """Cores, from cgroup v2 cpu.max or v1 cpu.cfs_quota_us."""
-    text = _read(_own_group(root) / "cpu.max").split()
+    text = read_words(_own_group(root) / "cpu.max").split()
     if len(text) == 2 and text[0] != "max":
         return int(text[0]) / int(text[1])
-    quota, period = _read(root / "cpu/cpu.cfs_quota_us"), _read(root / "cpu/cpu.cfs_period_us")
+    quota, period = read_words(root / "cpu/cpu.cfs_quota_us"), read_words(root / "cpu/cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _memory_limit(root: Path) -> tuple[int, int]:
     """(limit, used without reclaimable file cache), from cgroup v2 or v1; a huge limit when there is none."""
     own = _own_group(root)
-    limit, used = _read(own / "memory.max"), _read(own / "memory.current")
+    limit, used = read_words(own / "memory.max"), read_words(own / "memory.current")
     if limit.isdigit() and used.isdigit():
         return int(limit), max(0, int(used) - _statistic(own / "memory.stat", "inactive_file"))
     folder = root / "memory"
-    limit, used = _read(folder / "memory.limit_in_bytes"), _read(folder / "memory.usage_in_bytes")
+    limit, used = read_words(folder / "memory.limit_in_bytes"), read_words(folder / "memory.usage_in_bytes")
     if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
         return int(limit), max(0, int(used) - _statistic(folder / "memory.stat", "total_inactive_file"))
     return _UNLIMITED, 0
 
 
 def _statistic(path: Path, name: str) -> int:
-    for line in _read(path).splitlines():
+    for line in read_words(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name and value.isdigit():
             return int(value)
     return 0
 
 
-def _read(path: Path) -> str:
+def read_words(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:

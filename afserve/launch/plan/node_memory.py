@@ -9,7 +9,15 @@ from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
-from afserve.launch.plan.footprint import NODE_OVERHEAD, element_bytes, gib, kept_dtype, role_bytes, usable
+from afserve.launch.plan.footprint import (
+    NODE_OVERHEAD,
+    element_bytes,
+    gib,
+    kept_dtype,
+    kernel_bytes,
+    role_bytes,
+    usable,
+)
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.placement.expert_memory import FLAG, places_within
@@ -18,11 +26,13 @@ from afserve.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class NodeWeights:
-    """Of one node of each role; `host` of an attention node's tier in host memory, where weights lie there too."""
+    """Of one node of each role; `host` of an attention node's tier in host memory, where weights lie there too, and
+    `kernels` of what its attention takes beside weights and caches."""
 
     attention: int
     expert: int
     host: int = 0
+    kernels: int = 0
 
 
 def node_weights(
@@ -34,9 +44,10 @@ def node_weights(
     own += numbers_beside(wishes.engine.drafts()) * element_bytes(source, spec)
     most = wishes.engine.expert_memory_bytes or routed * slots
     host = wishes.engine.kv_host_bytes if wishes.engine.device == "cpu" else 0
+    beside = host, kernel_bytes(spec, source, wishes)
     if not nodes.experts:
-        return NodeWeights(own + min(most, routed), 0, host)
-    return NodeWeights(own, min(most, slots * routed // spec.experts), host)
+        return NodeWeights(own + min(most, routed), 0, *beside)
+    return NodeWeights(own, min(most, slots * routed // spec.experts), *beside)
 
 
 def check_expert_memory(
@@ -59,7 +70,10 @@ def check_expert_memory(
 
 def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:
     """What nodes leave on a host for KV caches. Below zero where they do not fit."""
-    taken = share.attention * (weights.attention + weights.host) + share.experts * weights.expert
+    taken = (
+        share.attention * (weights.attention + weights.host + weights.kernels)
+        + share.experts * weights.expert
+    )
     return usable(machine) - taken - share.total * NODE_OVERHEAD
 
 

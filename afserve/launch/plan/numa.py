@@ -13,7 +13,7 @@ from pathlib import Path
 
 from afserve.comm.binding import Binding, refusal, seat
 from afserve.errors import ConfigError
-from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.machine import Machine, read_words
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.member import MODEL_ROLES, NodeId, Role
 
@@ -42,21 +42,14 @@ def numa_nodes(root: Path | None = None) -> tuple[NumaNode, ...]:
 
 def _node(number: int, folder: Path, numbers: Sequence[int]) -> NumaNode:
     sizes = {}
-    for line in _read(folder / "meminfo").splitlines():  # Node 0 MemTotal:  13068492 kB
+    for line in read_words(folder / "meminfo").splitlines():  # Node 0 MemTotal:  13068492 kB
         words = line.split()
         if len(words) >= 4 and words[3].isdecimal():
             sizes[words[2]] = 1024 * int(words[3])
-    far = [int(word) for word in _read(folder / "distance").split()]
-    cores = frozenset(cores_of(_read(folder / "cpulist")))
+    far = [int(word) for word in read_words(folder / "distance").split()]
+    cores = frozenset(cores_of(read_words(folder / "cpulist")))
     total, free = sizes.get("MemTotal:", 0), sizes.get("MemFree:", 0)
     return NumaNode(number, cores, total, free, dict(zip(numbers, far, strict=False)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def cores_of(text: str) -> list[int]:
@@ -86,13 +79,10 @@ def split(nodes: Sequence[NumaNode], usable: Collection[int]) -> tuple[Binding, 
     homes = [node for node in nodes if node.memory and node.cores]
     cores: dict[int, set[int]] = {home.number: set() for home in homes}
     for node in nodes if homes else ():
-        nearest = node if node in homes else min(homes, key=lambda home: _away(node, home))
-        cores[nearest.number] |= node.cores & frozenset(usable)
+        away = ((node.distance.get(home.number, _FAR), home.number) for home in homes)
+        number = node.number if node in homes else min(away)[1]
+        cores[number] |= node.cores & frozenset(usable)
     return tuple(Binding(tuple(sorted(own)), number) for number, own in cores.items() if own)
-
-
-def _away(node: NumaNode, home: NumaNode) -> tuple[int, int]:
-    return node.distance.get(home.number, _FAR), home.number
 
 
 def seats_here() -> tuple[Binding, ...]:

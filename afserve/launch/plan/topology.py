@@ -59,15 +59,17 @@ _LEAST_MOST_ATTENTION = 8
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of one node of a role: `host` are those of its tier of KV in host memory, where that is the node's own."""
+    """Bytes of one node of a role: `host` are those of its tier of KV in host memory, where that is the node's own, and
+    `kernels` what its attention takes beside weights and caches."""
 
     weights: int
     kv: int = 0
     host: int = 0
+    kernels: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.host + NODE_OVERHEAD
+        return self.weights + self.kv + self.host + self.kernels + NODE_OVERHEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         phases=wishes.phases,
     )
     expert = Need(weights.expert) if nodes.experts else None
-    need = Need(weights.attention, room.bytes_of(kv_tokens), weights.host)
+    need = Need(weights.attention, room.bytes_of(kv_tokens), weights.host, weights.kernels)
     copies, hosts = wishes.expert_copies, wishes.expert_hosts
     return Topology(deployment, spec, need, expert, picked, slots, copies, hosts, seats)
 
@@ -249,14 +251,9 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     element, sequences = kv_element_bytes(source, spec, wishes.engine.kv_dtype), wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
     beside = bytes_beside(wishes.engine.drafts(), spec, element)
-    block, kept = _block(spec, source, wishes), kept_shapes(spec, wishes)
-    return kv_room(spec, element, block, sequences, step, beside, kept)
-
-
-def _block(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
-    element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
     asked = wishes.engine.block_size or gpu_block(spec, wishes.engine.device)
-    return block_size(spec, element, asked, wishes.kv_tokens)
+    block = block_size(spec, element, asked, wishes.kv_tokens)
+    return kv_room(spec, element, block, sequences, step, beside, kept_shapes(spec, wishes))
 
 
 def _slots(

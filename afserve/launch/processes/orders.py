@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MESSAGE_BYTES = 1 << 18
-_IN_LINE_BYTES = (
-    1 << 15
-)  # what is longer, such as a gateway's thousand keys, comes as memory that is passed along
+_IN_LINE_BYTES = 1 << 15  # what is longer, such as a gateway's thousand keys, is memory that is passed along
 _PASSED = b"@"
 
 
@@ -27,9 +25,8 @@ class Order:
     join: str
     token: str
     log: str
-    gateway: dict[str, Any] | None = (
-        None  # of a gateway: its options; a listening socket comes with the order
-    )
+    # of a gateway: its options; a listening socket comes with the order
+    gateway: dict[str, Any] | None = None
     certs: str = ""
     binding: dict[str, Any] | None = None
 

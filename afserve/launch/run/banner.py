@@ -152,7 +152,8 @@ def _boxes(nodes: Sequence[tuple[str, str]]) -> RenderableType:
 
 def memory(need: Need, kind: str = "") -> str:
     kv = f" + {_size(need.kv)} KV" if need.kv else ""
-    return f"{_size(need.weights)} {kind}weights{kv}\n{_size(NODE_OVERHEAD)} for its process"
+    kernels = f", {_size(need.kernels)} for its kernels" if need.kernels else ""
+    return f"{_size(need.weights)} {kind}weights{kv}\n{_size(NODE_OVERHEAD)} for its process{kernels}"
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -71,7 +71,10 @@ def _serve(runs: Sequence[PlannedRun], settings: ServerSettings) -> None:
     with bind(flags.listening.host, flags.listening.port) as sock, ExitStack() as until_end:
         if traces:
             # The nodes' parts outlive the run's own folder, which goes with the last node.
-            runs = [_traced(run, until_end.enter_context(_parts())) for run in runs]
+            runs = [
+                _traced(run, until_end.enter_context(tempfile.TemporaryDirectory(prefix="afserve-trace-")))
+                for run in runs
+            ]
         runs = [_with_port(run, until_end) for run in runs]
         started = time.monotonic()
 
@@ -104,10 +107,6 @@ def _traced(run: PlannedRun, folder: str) -> PlannedRun:
     where = run.assignment
     sent = where.managed or where.awaited or bool(where.elsewhere)
     return replace(run, topology=run.topology.traced(folder, sent=sent))
-
-
-def _parts() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="afserve-trace-")
 
 
 def _merge_trace(run: PlannedRun, path: Path) -> None:

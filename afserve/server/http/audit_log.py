@@ -45,9 +45,8 @@ class AuditLog:
         self._thread.join(_CLOSE)
 
     def _run(self) -> None:
-        failed = (
-            0  # in a row; only this thread counts these, and only `note_request` those that found no room
-        )
+        # in a row; only this thread counts these, and only `note_request` those that found no room
+        failed = 0
         while (entry := self._queue.get()) is not None:
             lost = int(str(entry.get("lost", 0))) + failed
             try:

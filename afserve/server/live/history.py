@@ -66,9 +66,7 @@ class History:
         moments = self._moments
         return {
             "at": [moment.at for moment in moments],
-            "rates": {
-                name: [moment.rates[name] for moment in moments] for name in _counted(AttentionStats())
-            },
+            "rates": {name: [one.rates[name] for one in moments] for name in _counted(AttentionStats())},
             "kv": _columns([moment.kv for moment in moments]),
             "keys": _columns([moment.keys for moment in moments]),
             **{name: [moment.latency.get(name) for moment in moments] for name in LATENCIES},

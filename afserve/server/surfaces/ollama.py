@@ -113,9 +113,7 @@ def _message(message: Fields) -> Body:
     role = message.text("role")
     plain: Body = {"role": role, "content": or_else(message.text("content"), "")}
     plain |= {own: message.text(name) for name, own in _SAME_WORDS.items() if message.text(name)}
-    calls = [
-        {"type": "function", "function": call.get("function")} for call in message.sections("tool_calls")
-    ]
+    calls = [{"type": "function", "function": one.get("function")} for one in message.sections("tool_calls")]
     return {**plain, "tool_calls": calls} if calls else plain
 
 

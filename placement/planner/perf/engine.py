@@ -75,6 +75,7 @@ class Engine:
     """kinds: what it runs (colocated, afd); against: the engine of the other kind it is compared with by default.
 
     steps_ahead, shared_on_experts, exchange_kernels, balances_kv, broadcasts: how it works, as in `perf.Setting`.
+    multiplies_up: prompts over latents are multiplied up in memory beside the caches (`perf.kv.kernel_bytes`).
     parallel, micro_batches: degrees of tensor parallelism, and micro-batches in flight, that it runs. memory: share of
     a device's memory for weights and caches. factors: by label ("chip h200", "model
     glm-5", "experts fp4"). rows: what it was fitted to. fit: how many rows and series, and the median error of series
@@ -90,6 +91,7 @@ class Engine:
     exchange_kernels: bool = True
     balances_kv: bool = False
     broadcasts: bool = False
+    multiplies_up: bool = False
     parallel: tuple[int, ...] = (1, 2, 4, 8)
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     memory: float = 0.90
@@ -134,7 +136,7 @@ def _factor(log: Array) -> Array:
     return np.asarray(np.exp(np.clip(log, -_MOST_LOG, _MOST_LOG)))
 
 
-PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine")
+PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine", multiplies_up=True)
 
 
 def scaled(curves: CurveSet, rates: Rates) -> CurveSet:

@@ -7,6 +7,7 @@ overflow about half of the time, and sizing for the maximum length would waste m
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.kernels.triton import scratch
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware
@@ -16,6 +17,7 @@ from afserve.placement.planner.perf.workload import Workload
 Array = NDArray[np.float64]
 USABLE = 0.90
 """Share of device memory for weights and caches; the rest is workspace, graphs and fragmentation."""
+LATENT = ("mla", "sparse")
 _P99 = 2.326
 
 
@@ -37,6 +39,12 @@ def expert_weight_bytes(shape: ModelShape, precision: Precision, routing: Routin
     slots = routing.slots(shape.experts.experts) / devices
     slots = np.where(slots >= 1, np.ceil(slots), slots)
     return np.asarray(slots * shape.experts.layers * shape.experts.elems * PRECISIONS[precision.experts])
+
+
+def kernel_bytes(shape: ModelShape) -> int:
+    """What this project's attention takes of a device beside weights and caches: the same as `afserve up` counts."""
+    latents = [group.kv_elems for group in shape.attention if group.kind in LATENT]
+    return scratch.of_prompts(max(latents)) if latents else 0
 
 
 def cache_bytes(shape: ModelShape, precision: Precision, context: float) -> float:

@@ -80,7 +80,7 @@ def reader(
     None, as few devices as hold the model, which read short prompts together. None where it does not fit."""
     shape, precision = setting.held, setting.precision
     moved = cache_bytes(shape, precision, setting.workload.mean_prompt)
-    own = attention_weight_bytes(shape, precision, 1) + moved
+    own = attention_weight_bytes(shape, precision, 1) + moved + setting.kernel_bytes(chip)
     room = chip.memory * setting.engine.memory
     computed = setting.workload.mean_prompt * (1 - setting.found.found_share)
     step = _STEP_TOKENS / computed

@@ -17,7 +17,7 @@ from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.ffn import distinct_targets
 from afserve.placement.planner.perf.found import Found
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import cache_bytes
+from afserve.placement.planner.perf.kv import cache_bytes, kernel_bytes
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.workload import Workload
 
@@ -109,6 +109,10 @@ class Setting:
     def held(self) -> ModelShape:
         """The model and its drafter: what memory holds and what prompts pass."""
         return with_drafter(self.shape, self.drafts.drafter)
+
+    def kernel_bytes(self, chip: Hardware) -> int:
+        """What attention takes of such a device beside weights and caches; a CPU's takes no such memory."""
+        return kernel_bytes(self.held) if self.engine.multiplies_up and not chip.isa else 0
 
     def drafter_pass(self, rows: int) -> "Setting":
         """The drafter as a model of its own, in a pass with so many rows of each sequence; it is part of a step."""

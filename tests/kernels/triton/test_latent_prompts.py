@@ -8,10 +8,10 @@ import torch
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
-from afserve.kernels.triton import latent_prompts, mla_prompts
+from afserve.kernels.triton import mla_prompts, scratch
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile
-from afserve.kernels.triton.latent_prompts import LONGEST, LatentSizes, PromptPlans, plan, plannable
+from afserve.kernels.triton.latent_prompts import LatentSizes, PromptPlans, plan, plannable
 from afserve.kernels.triton.tiles import ALL, TileTable
 from bench.cuda_cases import mla_prompt_case
 from tests.kernels.triton.test_attention import dirty, fill, paged
@@ -24,9 +24,9 @@ TABLE = TileTable().replaced("mla prompt", ALL, TILE)
 def test_what_multiplies_less_runs():
     assert not any(V3.go_up(1, context) for context in (1, 100, 10_000, 200_000))
     assert not any(V3.go_up(8, context) for context in (8, 4096, 100_000))  # a draft that is verified
-    assert all(V3.go_up(256, context) for context in (256, 4096, LONGEST))
+    assert all(V3.go_up(256, context) for context in (256, 4096, scratch.LONGEST))
     assert V3.go_up(64, 64) and not V3.go_up(10, 10) and not V3.go_up(128, 100_000)
-    assert not V3.go_up(2048, LONGEST + 1)
+    assert not V3.go_up(2048, scratch.LONGEST + 1)
 
 
 def test_the_count_is_of_products():
@@ -82,8 +82,8 @@ SHAPES = {  # (queries, context) of each sequence
 def test_the_same_as_absorbed(device, close, monkeypatch, name, dtype, sizes, together):
     """Also a head or a sequence at a time, with blocks that nobody holds full of NaN."""
     if together < 100:
-        monkeypatch.setattr(latent_prompts, "TOGETHER", together)
-        monkeypatch.setattr(latent_prompts, "SCRATCH", 1)
+        monkeypatch.setattr(scratch, "TOGETHER", together)
+        monkeypatch.setattr(scratch, "PROMPTS", 1)
     calls = []
     attend = mla_prompts.attend_prompts
     monkeypatch.setattr(mla_prompts, "attend_prompts", lambda *a: calls.append(len(a[6])) or attend(*a))
