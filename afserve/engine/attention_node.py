@@ -256,6 +256,7 @@ class AttentionNode(Generic[T]):
             self._link.recovery(),
             moved or KvStats(),
             tiers or TierStats(),
+            devices=self._config.tensor_parallel,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
             steps=sum(m.steps for m in self._micro_batches),

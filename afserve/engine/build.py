@@ -28,7 +28,7 @@ from afserve.grammars.grammar import Compiler
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
-from afserve.models.devices.several import Devices, FurtherDevice, Joint, add_in_order
+from afserve.models.devices.several import Devices, Joint, add_in_order
 from afserve.models.drafters.opened import open_draft_head
 from afserve.models.experts import ExpertBank
 from afserve.models.gguf.checkpoint import GgufCheckpoint
@@ -137,7 +137,7 @@ def build_attention_node(
     """
     spec = spec_of(source, config.drafts())
     ops = ops or open_ops(config.device, config.threads, config.gpu_kernels, config.isa)
-    tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
+    tensors, naming, drafts = tensors_of(source, spec, ops.device), naming_of(spec), config.drafts()
     if devices is None and config.tensor_parallel > 1:
         devices = open_devices(source, spec, config, ops)
     model = AttentionModel(
@@ -150,9 +150,8 @@ def build_attention_node(
         progress,
         config.dense_dtype,
         config.lm_head,
-        None if devices is None else devices.loading,
+        None if devices is None else devices.loading(split_head=not drafts.head),
     )
-    drafts = config.drafts()
     if drafts.head:
         model.head = open_draft_head(drafts, model)
     weights = weights or attention_weights(source)
@@ -185,13 +184,11 @@ def open_devices(
     count = config.tensor_parallel
     check_split(spec, count)
     if ops.device.type == "cpu":
-        return Devices(ops, [FurtherDevice(ops, tensors_of(source, spec, ops.device))] * (count - 1), joint)
-    first, further = ops.device.index or 0, list[FurtherDevice]()
+        return Devices(ops, [ops] * (count - 1), joint)
+    numbers = range((ops.device.index or 0) + 1, (ops.device.index or 0) + count)
     with device_of(ops.device).as_current():  # which another one that is opened becomes
-        for number in range(first + 1, first + count):
-            beside = open_ops(f"{ops.device.type}:{number}", config.threads, config.gpu_kernels)
-            further.append(FurtherDevice(beside, tensors_of(source, spec, beside.device)))
-    return Devices(ops, further, joint)
+        opened = [open_ops(f"{ops.device.type}:{n}", config.threads, config.gpu_kernels) for n in numbers]
+    return Devices(ops, opened, joint)
 
 
 def build_draft_model(folder: str, target: AttentionModel, config: EngineConfig) -> DraftModel:

@@ -1,8 +1,9 @@
 """What of a model each of several devices of an attention node has: parts of heads and FFNs, as shapes of their own.
 
-Layers with heads are split by these, FFNs and shared experts by their inner size; the first device leads, and has all
-that is not split: embedding and LM head, routers, layers that keep states or attend another layer's latents. Sizes of a
-share follow from its shape as those of a whole model do. It knows no machine.
+Layers with heads are split by these, FFNs and shared experts by their inner size, the LM head by the vocabulary; the
+first device leads, and has all that is not split: embedding, routers, layers that keep states or attend another layer's
+latents, the LM head where a draft head shares it. Sizes of a share follow from its shape as those of a whole model do.
+It knows no machine.
 """
 
 from collections.abc import Callable
@@ -27,18 +28,27 @@ def ffn_is_split(inner: int, devices: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShares:
-    """`leading` is the shape of what the first device has, `further` of what each of `more` others has beside it."""
+    """`leading` is the shape of what the first device has, `further` of what each of `more` others has beside it.
+    `head`: numbers of each one's part of the LM head; 0: it is whole on the first."""
 
     leading: ModelSpec
     further: ModelSpec
     more: int
+    head: int
+
+    @property
+    def leading_parameters(self) -> int:
+        """Of the first. A head that is tied to the embedding is copied where it is split."""
+        spec = self.leading
+        whole = 0 if spec.tied or not self.head else spec.vocab_size * spec.hidden
+        return spec.attention_parameters() + self.head - whole
 
     @property
     def further_parameters(self) -> int:
-        """Of one of the others: embedding and LM head are none of its."""
+        """Of one of the others, without an embedding and the last norm."""
         spec = self.further
         ends = spec.vocab_size * spec.hidden * (1 if spec.tied else 2) + spec.hidden
-        return spec.attention_parameters() - ends
+        return spec.attention_parameters() - ends + self.head
 
     def in_memory(self, *, together: bool) -> tuple[ModelSpec, ...]:
         """The shapes of what lies in one memory: all devices' where they share it `together`, else the first one's,
@@ -46,12 +56,13 @@ class DeviceShares:
         return (self.leading, *([self.further] * self.more)) if together else (self.leading,)
 
 
-def shares_of(spec: ModelSpec, devices: int) -> DeviceShares:
+def shares_of(spec: ModelSpec, devices: int, *, split_head: bool = True) -> DeviceShares:
     """Raises ConfigError that names what of this model cannot be split over so many."""
     check_split(spec, devices)
     leading = _each(spec, lambda layer: _leading(layer, devices))
     further = _each(spec, lambda layer: _further(layer, devices))
-    return DeviceShares(leading, replace(further, predictors=0, table=None), devices - 1)
+    head = -(-spec.vocab_size // devices) * spec.hidden if split_head else 0
+    return DeviceShares(leading, replace(further, predictors=0, table=None), devices - 1, head)
 
 
 def check_split(spec: ModelSpec, devices: int) -> None:

@@ -6,6 +6,7 @@ sum of the routed experts. Shapes: T tokens, H hidden, V vocabulary, R selected 
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
-from afserve.kernels.packed import PackedExperts
+from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DraftChain, Stack, StackLayer
 from afserve.models.attention import load_attention
 from afserve.models.beside import DraftHead, TargetParts
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
-from afserve.models.halves import BoundHalf, LayerTensors, LoadHalf, SplitLoading, norm_weights
+from afserve.models.halves import BoundHalf, LayerTensors, LoadHalf, Part, SplitLoading, norm_weights
 from afserve.models.heads import TableMaps, embedded, load_ends
 from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
@@ -148,7 +149,12 @@ class AttentionModel:
         head_bias = (
             source.tensor(bias_of(naming.head), (spec.vocab_size,), dtype) if around.head_bias else None
         )
-        self._head = self._dense.linear(ends.head_VH, bias_O=head_bias)
+        if split is not None and split.head is not None and isinstance(ends.head_VH, Tensor):
+            self._head: PackedLinear | None = None
+            self._scored: Part = split.head(ends.head_VH, head_bias)
+        else:
+            self._head = self._dense.linear(ends.head_VH, bias_O=head_bias)
+            self._scored = partial(ops.logits, packed=self._head)
         less_one = around.norm_less_one
         self._norm = norm_weights(source, naming.final_norm, spec.hidden, dtype, less_one)
         self._norm_bias = (
@@ -179,6 +185,7 @@ class AttentionModel:
 
     def beside(self) -> TargetParts:
         """What a head takes of it."""
+        assert self._head is not None, "a head is not asked for where it is split"
         own = self.ops, self.dtype, self._positions, self._dense
         return TargetParts(*own, self._embedding(), self._head, self.normed)
 
@@ -225,7 +232,8 @@ class AttentionModel:
     def chain(self, stack: Stack) -> DraftChain | None:
         """Drafts in one call, by the predictor whose decoder layer `stack` is; None where the kernels have no such."""
         around = self.spec.around
-        if self.predictor is None or around.embedding_scale != 1.0 or around.logit_cap is not None:
+        plain = around.embedding_scale == 1.0 and around.logit_cap is None
+        if self.predictor is None or self._head is None or not plain:
             return None
         return stack.chain_drafts(self.predictor.parts(self._embedding(), self._head, around.logit_scale))
 
@@ -255,7 +263,7 @@ class AttentionModel:
     def scores(self, normed_RH: Tensor) -> Tensor:
         """The same of rows after a norm."""
         scale = self.spec.around.logit_scale
-        logits_RV = self.ops.logits(normed_RH, self._head)
+        logits_RV = self._scored(normed_RH)
         if scale != 1.0:
             logits_RV.mul_(scale)
         cap = self.spec.around.logit_cap

@@ -19,7 +19,7 @@ from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedHeads, PackedLinear
 from afserve.models.blocks import dequantised
 from afserve.models.rounding import RoundingError
-from afserve.models.weights import TensorSource
+from afserve.models.weights import WholeTensors
 
 Weight = Tensor | GgmlRows
 """Rows of a linear map: numbers, or as a GGUF file stores them. Both are cut and ordered by `weight[rows]`."""
@@ -44,12 +44,12 @@ class Dense:
         self._error = None if holds is None else RoundingError(self._int4.size if self._int4 else None)
         self.name = kept if self._int4 is None else f"int4 in groups of {self._int4.size}"
 
-    def read(self, source: TensorSource, name: str, shape: tuple[int, int]) -> Weight:
+    def read(self, source: WholeTensors, name: str, shape: tuple[int, int]) -> Weight:
         """For `linear`."""
         stored = self.stored(source, name, shape)
         return source.tensor(name, shape, self.dtype) if stored is None else stored
 
-    def stored(self, source: TensorSource, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+    def stored(self, source: WholeTensors, name: str, shape: tuple[int, int]) -> GgmlRows | None:
         """The same, where it stays as it is stored."""
         return None if self._ggml is None else source.ggml(name, shape)
 

@@ -19,7 +19,7 @@ from afserve.kernels.stack import BoundLayer
 from afserve.models.dense import Dense, Rows, Weight
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
-from afserve.models.weights import TensorSource
+from afserve.models.weights import WholeTensors
 from afserve.spec import ModelSpec
 from afserve.spec_parts import NO_FFN, AttentionSpec
 
@@ -76,7 +76,7 @@ ALL_HEADS = HeadShare()
 class LayerTensors:
     """One layer's tensors by their short names, how its linear maps are kept, and which of its heads are wanted."""
 
-    source: TensorSource
+    source: WholeTensors
     naming: Naming
     layer: int
     dtype: torch.dtype
@@ -131,13 +131,15 @@ SplitFfn = Callable[[Callable[[LayerTensors, Ops], Part], LayerTensors, int], Pa
 @dataclass(frozen=True, slots=True)
 class SplitLoading:
     """How the layers of a node on several devices are loaded. `ffn` is told how one share of an FFN is and its inner
-    size, and gives what all add together, or None where it is not split."""
+    size, and gives what all add together, or None where it is not split. `head` is told the LM head and its bias, and
+    gives what makes logits of rows; None: it is whole on the first device."""
 
     half: LoadHalf
     ffn: SplitFfn
+    head: Callable[[Tensor, Tensor | None], Part] | None
 
 
-def norm_weights(source: TensorSource, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:
+def norm_weights(source: WholeTensors, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:
     """Weights of an RMS norm; checkpoints of some families hold them `less_one`."""
     if not less_one:
         return source.tensor(name, (size,), dtype)

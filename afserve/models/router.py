@@ -12,7 +12,7 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.models.weights import TensorSource
+from afserve.models.weights import WholeTensors
 from afserve.spec import ModelSpec
 from afserve.spec_parts import MoeSpec
 
@@ -45,7 +45,7 @@ def rule_of(moe: MoeSpec) -> RouterRule:
 
 
 def load_router(
-    spec: ModelSpec, layer: int, source: TensorSource, naming: Naming, dtype: torch.dtype
+    spec: ModelSpec, layer: int, source: WholeTensors, naming: Naming, dtype: torch.dtype
 ) -> Router:
     """The gate keeps the checkpoint's precision, in float32; biases are always float32."""
     moe = spec.layer(layer).moe

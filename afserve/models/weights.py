@@ -37,7 +37,17 @@ _CODE_DEVIATION = (255 / 12) ** 0.5  # of sixteen codes that are all as likely
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class TensorSource(Protocol):
+class WholeTensors(Protocol):
+    def has_tensor(self, name: str) -> bool: ...
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The tensor `name` in `dtype`; it is the caller's own."""
+
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        """The weight `name` as it is stored, if that is one of ggml's types whose rows lie as the family has them."""
+
+
+class TensorSource(WholeTensors, Protocol):
     @property
     def makes_int4(self) -> bool:
         """Whether `int4` gives any weight as codes that nothing was rounded to: random ones."""
@@ -46,13 +56,8 @@ class TensorSource(Protocol):
     def bytes_read(self) -> int:
         """From files, so far."""
 
-    def has_tensor(self, name: str) -> bool: ...
-
     def stores(self, name: str) -> bool:
         """Whether there is such a weight, in whatever form, without being asked for it."""
-
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The tensor `name` in `dtype`; it is the caller's own."""
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         """`count` rows of the tensor `name` of `shape`, from row `first` on; the others are not read."""
@@ -63,9 +68,6 @@ class TensorSource(Protocol):
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
-
-    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
-        """The weight `name` as it is stored, if that is one of ggml's types whose rows lie as the family has them."""
 
     def has_int4(self, name: str) -> bool:
         """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 
 from afserve.launch.plan.models import CONFIGS
 from tests.arrows import backwards
+from tests.e2e.streams import begun, texts
 
 pytestmark = pytest.mark.process
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}
@@ -37,6 +39,15 @@ def test_serves_and_ends_on_ctrl_c(up):
     code, printed = server.stop(signal.SIGINT)
     assert code == 0
     assert f"curl {server.url}/v1/completions" in printed and "experts 16-31" in printed
+
+
+def test_a_node_on_two_devices_answers_as_on_one(up, shared_up, undisturbed):
+    expected = undisturbed(shared_up().url)
+    server = up("--attention", "1", "--experts", "2", "--tensor-parallel", "2")
+    assert texts(begun(server.url)) == expected
+    assert re.search(
+        r"^afserve_attention_devices\{.*\} 2", httpx.get(f"{server.url}/metrics").text, re.MULTILINE
+    )
 
 
 @pytest.mark.alone

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from afserve.config import ModelSource
+from afserve.engine import build as build_node
 from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.groups import GroupKind, KvGroup
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
 from afserve.families.device_shares import ffn_is_split, is_split
-from afserve.models.devices.several import add_in_order
+from afserve.kernels.ops import open_ops
+from afserve.models.devices.several import Devices, add_in_order
 from afserve.models.halves import HeadShare
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
@@ -144,6 +146,44 @@ def test_a_row_does_not_depend_on_its_batch(name, dtype, source_of):
 
     texts = prompts((5, 17, 33, 9))
     assert answers(texts) == [answers([text])[0] for text in texts]
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_logits_of_a_split_head_have_the_bits_of_one_device(devices, dtype, backend):
+    """Of a vocabulary that the devices do not divide, with a bias. PyTorch's products may sum in another order."""
+    if backend == "native":
+        pytest.importorskip("afserve.kernels._native")
+    ops = open_ops(backend=backend)
+    head_VH, rows_RH = (
+        torch.randn(n, 96, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (1003, 7)
+    )
+    bias_V = rows_RH.new_ones(1003).cumsum(0).div(97)
+    head = Devices(ops, [ops] * (devices - 1)).loading(split_head=True).head
+    assert head is not None
+    logits_RV = head(head_VH, bias_V)(rows_RH)
+    whole_RV = ops.logits(rows_RH, ops.pack_linear(head_VH, bias_V))
+    off = 0.0 if backend == "native" else 1e-2
+    torch.testing.assert_close(logits_RV, whole_RV, rtol=off, atol=off)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "v3"])
+def test_a_tensor_is_read_once_for_all_devices(name, source_of, monkeypatch):
+    source, opened, opening = source_of(name), [], build_node.tensors_of
+
+    def tensors_of(*asked, **more):
+        opened.append(opening(*asked, **more))
+        return opened[-1]
+
+    def read(devices):
+        opened.clear()
+        node = colocated(source, split(devices))
+        assert node.stats().devices == devices
+        return sum(one.bytes_read for one in opened)
+
+    monkeypatch.setattr(build_node, "tensors_of", tensors_of)
+    assert read(1) == read(2) == read(4) > 0
 
 
 def test_parts_are_added_in_the_order_of_devices():

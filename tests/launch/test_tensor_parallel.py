@@ -59,9 +59,15 @@ def test_a_gpu_has_its_part_of_kv_and_weights(name, devices, kv, tmp_path):
     shares = shares_of(spec, devices)
     ends = 2 * spec.vocab_size * spec.hidden
     whole = [2 * one.attention_parameters() for one in (spec, shares.leading)]
-    assert [one.attention.weights, several.attention.weights] == whole
-    assert whole[0] / devices < several.attention.weights < 2 * ends + (whole[0] - 2 * ends) / devices * 2.2
-    assert shares.further_parameters < (whole[1] - 2 * ends) / 2
+    assert one.attention.weights == whole[0] and several.attention.weights == 2 * shares.leading_parameters
+    assert shares.leading_parameters == whole[1] // 2 - ends // 2 + ends // 2 // devices, (
+        "of the LM head its part"
+    )
+    assert whole[0] / devices < several.attention.weights < ends + (whole[0] - ends) / devices * 2.2
+    assert shares.further_parameters < whole[1] / 2 - ends + ends / 2 / devices
+    kept = shares_of(spec, devices, split_head=False)
+    assert (kept.leading_parameters, kept.head) == (whole[1] // 2, 0)
+    assert kept.further_parameters == shares.further_parameters - shares.head
     assert chosen(spec, devices).kv_tokens_of_node >= chosen(spec, 1).kv_tokens_of_node
 
 

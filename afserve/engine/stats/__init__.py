@@ -33,9 +33,7 @@ class KvStats:
 
     bytes_sent: int = counter(0, _KV_BYTES, "kv_bytes", labels=(("way", "sent"),))
     bytes_received: int = counter(0, _KV_BYTES, "kv_bytes", labels=(("way", "received"),))
-    leased: int = counter(
-        0, "Blocks held for another node that pulls them.", "kv_leased_blocks", kind="gauge"
-    )
+    leased: int = counter(0, "Blocks held for a node that pulls them.", "kv_leased_blocks", kind="gauge")
     lapsed: int = counter(0, "Leases of blocks that nobody renewed.", "kv_leases_lapsed")
     pulls: int = counter(0, "Requests whose KV was asked of another node.", "kv_pulls")
     pulls_failed: int = counter(0, "Those of which not everything came in time.", "kv_pulls_failed")
@@ -47,9 +45,7 @@ class KvStats:
         0, "Blocks of running requests that another node keeps a copy of.", "kv_copied_blocks"
     )
     copies: int = counter(0, "Cached blocks that are kept for another node.", "kv_copies_held", kind="gauge")
-    retained: int = counter(
-        0, "Cached blocks that somebody asked to keep.", "kv_retained_blocks", kind="gauge"
-    )
+    retained: int = counter(0, "Cached blocks that are to be kept.", "kv_retained_blocks", kind="gauge")
     evicted: int = _evicted(ORDINARY)
     evicted_copies: int = _evicted(COPIES)
     evicted_retained: int = _evicted(RETAINED)
@@ -78,9 +74,7 @@ class KvStats:
     split_short: int = counter(
         0, "Those that another node left; the rest was computed here.", "prompts_split_short"
     )
-    parts: int = counter(
-        0, "Prompts of other prefill nodes that this node computed a part of.", "prompt_parts"
-    )
+    parts: int = counter(0, "Prompts of other prefill nodes of which a part was computed.", "prompt_parts")
     lent_below: int = counter(
         0, "Times that blocks were brought from host memory or disk for another node.", "kv_lent_from_below"
     )
@@ -129,9 +123,7 @@ class TierStats:
     restores: int = counter(
         0, "Requests whose beginning was read from host memory or the disk.", "kv_restores", where="exist"
     )
-    restores_short: int = counter(
-        0, "Those of which not everything came.", "kv_restores_short", where="exist"
-    )
+    restores_short: int = counter(0, "Those that came in part.", "kv_restores_short", where="exist")
     restore_seconds: float = counter(
         0.0, "Time that requests waited for that.", "kv_restore_seconds", where="exist"
     )
@@ -175,6 +167,7 @@ class AttentionStats:
             ),
         ),
     )
+    devices: int = counter(1, "Devices that attention is computed on.", "attention_devices", kind="gauge")
     kv_blocks: int = counter(0, "KV blocks in the cache.")
     kv_blocks_used: int = counter(0, "Those in use now.")
     prefix_queries: int = counter(
@@ -195,9 +188,7 @@ class AttentionStats:
     steps: int = counter(0, "Steps of micro-batches.")
     dispatches: int = counter(0, "Layers of micro-batches sent to expert nodes.", "attention_node_dispatches")
     busy_seconds: float = counter(0.0, "Time spent computing.", "attention_node_busy_seconds")
-    parked_seconds: float = counter(
-        0.0, "Time spent only waiting for answers.", "attention_node_parked_seconds"
-    )
+    parked_seconds: float = counter(0.0, "Time spent waiting for answers.", "attention_node_parked_seconds")
     under_way_seconds: float = counter(
         0.0, "Time from dispatch to answer, summed over dispatches.", "attention_node_under_way_seconds"
     )

@@ -78,8 +78,6 @@ def attention_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes, kept: 
     count, dense = wishes.engine.tensor_parallel, wishes.engine.dense_dtype
     if count == 1:
         return role_bytes(spec, source, kept, dense)[0]
-    shares = shares_of(spec, count)
-    own = role_bytes(shares.leading, source, kept, dense)[0]
-    if wishes.engine.device == "cpu":
-        own += shares.more * shares.further_parameters * element_bytes(source, spec)
-    return own
+    shares = shares_of(spec, count, split_head=not wishes.engine.drafts().head)
+    further = shares.more * shares.further_parameters if wishes.engine.device == "cpu" else 0
+    return (shares.leading_parameters + further) * element_bytes(source, spec)

@@ -16,6 +16,7 @@ from torch import Tensor
 from afserve.families.device_shares import ffn_is_split, is_split
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.devices.opened import device_of
+from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -32,7 +33,7 @@ from afserve.models.devices.kept import EachShape, KeptApart
 from afserve.models.halves import AttentionHalf, HeadShare, LayerTensors, Part, SplitLoading
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
-from afserve.models.weights import TensorSource
+from afserve.models.weights import WholeTensors
 from afserve.spec import ModelSpec
 
 Joint = Callable[[Sequence[Tensor]], Tensor]
@@ -40,6 +41,7 @@ Joint = Callable[[Sequence[Tensor]], Tensor]
 
 BoundPart = BoundGroupedQuery | BoundLatent
 Share = TypeVar("Share")
+Read = dict[tuple[str, torch.dtype], Tensor]
 
 
 def add_in_order(parts: Sequence[Tensor]) -> Tensor:
@@ -51,20 +53,34 @@ def add_in_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FurtherDevice:
-    """One beside the first: its kernels, and the checkpoint as read into its memory."""
+class ReadOnce:
+    """What all devices of a node are given of a layer: who asks for a tensor first has it `read`, and it is copied."""
 
-    ops: Ops
-    source: TensorSource
+    whole: WholeTensors
+    device: torch.device
+    read: Read
+
+    def has_tensor(self, name: str) -> bool:
+        return self.whole.has_tensor(name)
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if (name, dtype) not in self.read:
+            self.read[name, dtype] = self.whole.tensor(name, shape, dtype)
+        return self.read[name, dtype].to(self.device, copy=True)
+
+    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
+        return self.whole.ggml(name, shape)
 
 
 class Devices:
-    """All of a node's: `lead`, the node's own kernels, and `further` ones."""
+    """All of a node's by their kernels: `lead`, the node's own, and `further` ones."""
 
-    def __init__(self, lead: Ops, further: Sequence[FurtherDevice], joint: Joint = add_in_order) -> None:
+    def __init__(self, lead: Ops, further: Sequence[Ops], joint: Joint = add_in_order) -> None:
         self._lead, self._further, self._joint = lead, further, joint
-        self.every = (lead, *(one.ops for one in further))
-        self.loading = SplitLoading(self._load_half, self._split_ffn)
+        self.every = (lead, *further)
+
+    def loading(self, *, split_head: bool) -> SplitLoading:
+        return SplitLoading(self._load_half, self._split_ffn, self._split_head if split_head else None)
 
     def _load_half(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
@@ -90,29 +106,39 @@ class Devices:
         parts = self._load_shares(load, tensors)
         return lambda x_TH: self.sum_parts(x_TH, parts)
 
+    def _split_head(self, head_VH: Tensor, bias_V: Tensor | None) -> Part:
+        """The vocabulary is dealt to the devices, and their logits stand side by side on the first one: each is a sum
+        of its own, so that whoever reads them sees those of one device."""
+        count, parts = len(self.every), list[Part]()
+        biases = [None] * count if bias_V is None else bias_V.tensor_split(count)
+        for ops, own_VH, own_V in zip(self.every, head_VH.tensor_split(count), biases, strict=True):
+            with device_of(ops.device).as_current():
+                bias_O = None if own_V is None else own_V.to(ops.device)
+                head = Dense(ops, head_VH.dtype).linear(own_VH.to(ops.device, copy=True), bias_O=bias_O)
+                parts.append(partial(ops.logits, packed=head))
+        return lambda x_RH: torch.cat(self._of_each(x_RH, parts), -1)
+
     def sum_parts(self, x_TH: Tensor, parts: Sequence[Part]) -> Tensor:
-        """Rows are on their way to all devices before the first one is told its part, so that none waits for it."""
+        return self._joint(self._of_each(x_TH, parts))
+
+    def _of_each(self, x_TH: Tensor, parts: Sequence[Part]) -> list[Tensor]:
+        """On the first device. Rows are on their way to all before the first is told its part, so that none waits."""
         lead = self._lead.device
-        there = [x_TH.to(one.ops.device, non_blocking=True) for one in self._further]
+        there = [x_TH.to(one.device, non_blocking=True) for one in self._further]
         sums = [parts[0](x_TH)]
         for one, part, own_TH in zip(self._further, parts[1:], there, strict=True):
-            with device_of(one.ops.device).as_current():
+            with device_of(one.device).as_current():
                 sums.append(part(own_TH))
-        return self._joint([sum_TH.to(lead, non_blocking=True) for sum_TH in sums])
-
-    def batch_on(self, number: int, batch: PagedBatch) -> PagedBatch:
-        """A step's integers where device `number` reads them."""
-        return batch_on(self.every[number], number, batch)
+        return [sum_TH.to(lead, non_blocking=True) for sum_TH in sums]
 
     def _load_shares(self, load: Callable[[LayerTensors, Ops], Share], tensors: LayerTensors) -> list[Share]:
         """One a device, loaded while that is the current one."""
-        count = len(self.every)
-        found = [load(replace(tensors, share=HeadShare(0, count)), self._lead)]
-        for index, one in enumerate(self._further, 1):
-            with device_of(one.ops.device).as_current():
-                dense, share = Dense(one.ops, tensors.dtype), HeadShare(index, count)
-                own = replace(tensors, source=one.source, dense=dense, share=share)
-                found.append(load(own, one.ops))
+        found, read = list[Share](), Read()
+        for index, ops in enumerate(self.every):
+            with device_of(ops.device).as_current():
+                source, share = ReadOnce(tensors.source, ops.device, read), HeadShare(index, len(self.every))
+                dense = Dense(ops, tensors.dtype) if index else tensors.dense
+                found.append(load(replace(tensors, source=source, dense=dense, share=share), ops))
         return found
 
 
@@ -148,7 +174,7 @@ class BoundJoined:
 
 
 def _add_heads(part: BoundPart, devices: Devices, number: int, batch: PagedBatch, x_TH: Tensor) -> Tensor:
-    own = devices.batch_on(number, batch)
+    own = batch_on(devices.every[number], number, batch)
     if isinstance(part, BoundLatent) and part.bound.layer.reuses:
         take_choice(batch, own)
     return part.add_heads(x_TH, own)
