@@ -65,8 +65,7 @@ class AttentionNode(Generic[T]):
     ) -> None:
         """`weights` names the numbers that were loaded, and `groups` are what layers keep, as `KvCache` wants both.
         Without `guides` no request may have a grammar. `draft_model`: the one that `config` names."""
-        spec = model.spec
-        self._link, self._config, self.isa = link, config, model.ops.isa
+        spec, self._link, self._config, self.isa = model.spec, link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
         self.kv.on_forgotten = self.told.gone

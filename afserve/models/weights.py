@@ -45,6 +45,7 @@ class WholeTensors(Protocol):
 
     def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
         """The weight `name` as it is stored, if that is one of ggml's types whose rows lie as the family has them."""
+        return None
 
 
 class TensorSource(WholeTensors, Protocol):
@@ -98,9 +99,6 @@ class StoredTensors(TensorSource):
     def read(self) -> Collection[str]:
         """Names of those that were asked for."""
         return self._read
-
-    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
-        return None
 
     def check_changes(self, recheck: Callable[[], bool]) -> None:
         """A file that was written to since it was opened is read on only where `recheck` finds that the folder still
@@ -274,18 +272,13 @@ class DummyCheckpoint(TensorSource):
     makes_int4, bytes_read = True, 0
 
     def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
-        self._seed = seed
-        self._scale = scale
-        self._device = device
+        self._seed, self._scale, self._device = seed, scale, device
 
     def has_tensor(self, name: str) -> bool:
         return not name.endswith(".bias")
 
     def stores(self, name: str) -> bool:
         return False
-
-    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
-        return None
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         return None

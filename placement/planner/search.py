@@ -12,11 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.first_token import readers_keep_up
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import (
-    expert_weight_bytes,
-    largest_batch,
-    shared_weight_bytes,
-)
+from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf.prefill import (
     decoding_only,
     expert_seconds_for_prompts,

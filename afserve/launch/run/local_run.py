@@ -229,8 +229,7 @@ class LocalRun:
             self.controller.end_run(error)
 
     def _free_rows(self, experts: int) -> int:
-        members = self.controller.members
-        taken = (node for role in MODEL_ROLES for node in members.places(role))
+        taken = (node for role in MODEL_ROLES for node in self.controller.members.places(role))
         return self.assignment.free_rows(taken, experts)
 
     def _can_start(self, node: NodeId) -> bool:

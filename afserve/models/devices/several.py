@@ -16,7 +16,6 @@ from torch import Tensor
 from afserve.families.device_shares import ffn_is_split, is_split
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.devices.opened import device_of
-from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -53,7 +52,7 @@ def add_in_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOnce:
+class ReadOnce(WholeTensors):
     """What all devices of a node are given of a layer: who asks for a tensor first has it `read`, and it is copied."""
 
     whole: WholeTensors
@@ -67,9 +66,6 @@ class ReadOnce:
         if (name, dtype) not in self.read:
             self.read[name, dtype] = self.whole.tensor(name, shape, dtype)
         return self.read[name, dtype].to(self.device, copy=True)
-
-    def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
-        return self.whole.ggml(name, shape)
 
 
 class Devices:
