@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from afserve.errors import ConfigError
+from afserve.kernels.devices import scratch
 from afserve.kernels.libraries.tested import TestedOps, WrongAnswer, expect_close
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
-from afserve.kernels.triton import scratch
 
 HALVES = (torch.bfloat16, torch.float16)
 _SEED = 38

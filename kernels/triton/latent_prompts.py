@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from afserve.kernels.devices import scratch
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import BatchPart, PagedBatch, on_device, part_of
-from afserve.kernels.triton import scratch
 
 
 @dataclass(frozen=True, slots=True)

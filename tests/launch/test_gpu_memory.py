@@ -8,7 +8,7 @@ from afserve.cli.plan.catalog import load_model
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import DoesNotFitError
 from afserve.families.table import load_spec
-from afserve.kernels.triton import scratch
+from afserve.kernels.devices import scratch
 from afserve.launch.plan.footprint import NODE_OVERHEAD, kept_dtype, kernel_bytes, role_bytes
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine

@@ -6,7 +6,7 @@ It decides nothing; `topology.py` does.
 from importlib.util import find_spec
 
 from afserve.config import AUTO, ModelSource
-from afserve.kernels.triton import scratch
+from afserve.kernels.devices import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes

@@ -7,7 +7,7 @@ overflow about half of the time, and sizing for the maximum length would waste m
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.kernels.triton import scratch
+from afserve.kernels.devices import scratch
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.hardware import PRECISIONS, Hardware

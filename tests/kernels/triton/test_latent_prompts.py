@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from afserve.kernels.devices import scratch
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
-from afserve.kernels.triton import mla_prompts, scratch
+from afserve.kernels.triton import mla_prompts
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile
 from afserve.kernels.triton.latent_prompts import LatentSizes, PromptPlans, plan, plannable

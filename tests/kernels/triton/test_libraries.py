@@ -50,7 +50,7 @@ class Fake:
 @pytest.fixture
 def installed(monkeypatch, device):
     """installed(spoil): a package called flashinfer whose kernels answer so."""
-    monkeypatch.setattr("afserve.kernels.triton.scratch.FLASHINFER", 1 << 20)
+    monkeypatch.setattr("afserve.kernels.devices.scratch.FLASHINFER", 1 << 20)
 
     def install(spoil=lambda answer: answer):
         fake = Fake(device, spoil)
