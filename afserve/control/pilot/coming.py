@@ -12,10 +12,8 @@ from afserve.control.pilot.predict import Forecast, Windows
 from afserve.control.pilot.sizes import Demand
 
 _LONGER = 2.0  # times the mean lengths at most: who runs may also wait, or have come at a higher rate before
-_FEW, _MANY = (
-    50.0,
-    2000.0,
-)  # requests, over which lengths are averaged: those of a trend's time, within these bounds
+# Requests over which lengths are averaged: those of a trend's time, but no fewer; of more than so many that part of it.
+_FEW, _MANY, _PART = 50.0, 2000.0, 1 / 6
 
 
 class ComingDemand:
@@ -28,7 +26,8 @@ class ComingDemand:
         """What happened up to a moment, while so many requests decoded on average."""
         load = window.load
         self.rate.note_arrivals(at, window.seconds, load.came)
-        self.lengths.memory = min(max(self.rate.noted, _FEW), _MANY)
+        came = self.rate.noted
+        self.lengths.memory = min(max(came, _FEW), max(_PART * came, _MANY))
         self.lengths.note_window(window)
         self._read.note_arrivals(at, window.seconds, max(load.prompt_tokens - load.found_tokens, 0.0))
         self._tpot = window.tpot or self._tpot

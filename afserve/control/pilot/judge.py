@@ -18,7 +18,7 @@ _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(
     2.0
 )  # that a correction may be from 1: a model that is wrong by more is not mended by a factor
-_LATE, _WORST = 0.002, 0.4  # shares of requests: that may be late in the long run; of a minute, that counts
+_LATE, _WORST = 0.002, 0.05  # shares of requests: that may be late in the long run; of a minute, that counts
 _RAISE = 0.4  # of a headroom, for a minute in which all are late
 _LEAST, _MOST = 1.0, 1.4  # headrooms
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)

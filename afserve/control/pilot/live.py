@@ -1,6 +1,7 @@
 """A running deployment as a pilot sees it: what nodes and gateways said last, added up by pool. It changes nothing."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 
 from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.roster import Member
@@ -11,6 +12,8 @@ from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
 _PREFILL, _DECODE, _EXPERTS = range(3)
+_BUSY = "prefill_busy", "decode_busy", "experts_busy"
+_SUMS = {each.name for each in fields(PoolLoad)} & {each.name for each in fields(LoadCounts)}
 _POOLS = {"prefill": _PREFILL, "decode": _DECODE, "attention": _DECODE, "experts": _EXPERTS}
 
 
@@ -69,19 +72,5 @@ class LiveView:
 
 
 def _load(load: LoadCounts, busy: list[float]) -> PoolLoad:
-    return PoolLoad(
-        came=load.came,
-        prompt_tokens=load.prompt_tokens,
-        found_tokens=load.found_tokens,
-        first=load.first,
-        first_seconds=load.first_seconds,
-        first_late=load.first_late,
-        ended=load.ended,
-        answer_tokens=load.answer_tokens,
-        rest_tokens=load.rest_tokens,
-        rest_seconds=load.rest_seconds,
-        rest_late=load.rest_late,
-        prefill_busy=busy[_PREFILL],
-        decode_busy=busy[_DECODE],
-        experts_busy=busy[_EXPERTS],
-    )
+    sums = {name: getattr(load, name) for name in _SUMS}
+    return PoolLoad(**sums, **dict(zip(_BUSY, busy, strict=True)))

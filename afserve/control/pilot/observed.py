@@ -108,9 +108,9 @@ class SeenWindow:
 class MeanLengths:
     """Means over requests that fade: `memory` requests weigh about as much as all before them.
 
-    Of what came in the beginning short answers end first. Until several times as many have ended as are running, the
-    answer is all tokens that were made, over all requests that ended: what lengths of a constant chance to end have as
-    their likeliest mean, where some are not over yet.
+    Of what came in the beginning short answers end first. While lengths are `young`, until several times as many have
+    ended as are running, the answer is all tokens that were made, over all requests that ended: what lengths of a
+    constant chance to end have as their likeliest mean, where some are not over yet.
     """
 
     memory: float = 2000.0
@@ -122,12 +122,12 @@ class MeanLengths:
     _ended: float = 0.0
     _made: float = 0.0  # tokens, while it is young
     _running: float = 0.0
-    _young: bool = True
+    young: bool = True
 
     def note_window(self, window: SeenWindow) -> None:
         """As `note_load`, where it is known how many run."""
         load = window.load
-        if not self._young or not (window.tpot or self._made):
+        if not self.young or not (window.tpot or self._made):
             self.note_load(load)
             return
         self._note_prompts(load)
@@ -136,7 +136,7 @@ class MeanLengths:
         self._made += running * window.seconds / window.tpot if window.tpot else 0.0
         if self._ended:
             self.answer = max(self._made / self._ended, 1.0)
-        self._young = self._ended < _REPRESENTATIVE * window.running
+        self.young = self._ended < _REPRESENTATIVE * window.running
 
     def note_load(self, load: PoolLoad) -> None:
         self._note_prompts(load)

@@ -19,7 +19,7 @@ from afserve.control.pilot.sizes import (
 _ROUNDS = 2  # in which readers and decoding are fitted to each other
 _SHARES = tuple(0.9**power for power in range(12))  # of a demand that is too large
 _RATE, _LENGTH = math.log(1.04), math.log(1.15)  # steps in which rates and lengths are told apart
-_PATIENCE = 2  # counts of experts that may be worse, one after another
+_PATIENCE = 3  # counts of experts that may be worse, one after another
 
 
 class PoolModel(Protocol):

@@ -25,6 +25,8 @@ _BUSY = 0.9  # of a pool: from there on a little more load means much longer wai
 _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
 _KEEPS = 1.08  # times the nodes that are needed: so many a change for more may leave
+_DEAR = 1.25  # times the nodes that are likely to be needed soon: pools grow to no more, whatever may come
+_NEARER = tuple(0.96**power for power in range(1, 10))  # parts of what may come
 _LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
 _FURTHER = 1.15  # times what a jump has come to: it may go on
 _FULL = 0.95  # of all nodes that there may be
@@ -43,7 +45,7 @@ class PilotRules:
     hold: float = _HOLD
     again: float = 60.0
     measured: float = 120.0
-    gain: float = 0.06
+    gain: float = 0.1
     deviations: float = 2.5
     cost: float = 5.0
 
@@ -113,7 +115,7 @@ class Policy:
         if not self._planner.expect(seen.sizes, least, wanted).meets(wanted):
             most = self._coming.within(self.rules.hold, self.rules.deviations)
             further = _FURTHER if self._coming.rate.jumped else 1.0
-            return self._more(seen, least, most.times(room * further), wanted)
+            return self._more(seen, least, soon.times(room), most.times(room * further), wanted)
         return self._fewer(seen, self._coming.within(self.rules.hold, _LIKELY).times(room), wanted)
 
     def _note(self, seen: Observed) -> None:
@@ -199,16 +201,30 @@ class Policy:
 
     # ---- what to do
 
-    def _more(self, seen: Observed, soon: Demand, later: Demand, wanted: TargetTimes) -> Advice | None:
+    def _more(
+        self, seen: Observed, soon: Demand, likely: Demand, later: Demand, wanted: TargetTimes
+    ) -> Advice | None:
         if seen.at - self._changed < self.rules.again and not self._coming.rate.jumped:
             return None
-        new = self._planner.best_effort(later, wanted)
+        far, new = self._planner.best_effort(later, wanted), self._ahead(likely, later, wanted)
         both = new.at_least(seen.sizes)  # what is there and may be needed again soon stays
-        if both.total <= _KEEPS * new.total and self._planner.limits.allow(both):
+        keeps = both.total <= _KEEPS * far.total or self._coming.lengths.young
+        if keeps and self._planner.limits.allow(both):
             new = both
         if not self._better(seen.sizes, new, soon, wanted):
             return None
         return self._advise(seen, new, f"{soon.rate:.3g} requests/s soon would miss their targets")
+
+    def _ahead(self, likely: Demand, later: Demand, wanted: TargetTimes) -> PoolSizes:
+        """What is enough for a while, unless it is far more than what is likely needs: large pools bring less for each
+        node."""
+        most = _DEAR * self._planner.best_effort(likely, wanted).total
+        found = self._planner.best_effort(later, wanted)
+        for share in _NEARER:
+            if found.total <= most:
+                break
+            found = self._planner.best_effort(later.times(share), wanted)
+        return found
 
     def _better(self, old: PoolSizes, new: PoolSizes, demand: Demand, wanted: TargetTimes) -> bool:
         """Whether another size is any help where none is enough."""
@@ -295,17 +311,9 @@ class Policy:
         followed = window.sizes == advice.new
         said = advice.after if followed else advice.stay
         ttft, tpot = window.ttft, window.tpot
+        held = _held(self.judge.ttft, said.ttft, ttft), _held(self.judge.tpot, said.tpot, tpot)
         self.judged += 1
-        self.outcomes.append(
-            Outcome(
-                advice,
-                followed,
-                ttft,
-                tpot,
-                _held(self.judge.ttft, said.ttft, ttft),
-                _held(self.judge.tpot, said.tpot, tpot),
-            )
-        )
+        self.outcomes.append(Outcome(advice, followed, ttft, tpot, *held))
 
 
 def _held(interval: Interval, said: float, measured: float | None) -> bool | None:

@@ -173,6 +173,8 @@ def _typed(
             raise ConfigError(
                 f"{flag}: {shown(text)} is not {what.format(known)}", param=flag[2:].replace("-", "_")
             )
+        if names[pool] in found:
+            raise ConfigError(f"{flag}: says {pool} more than once", param=flag[2:].replace("-", "_"))
         found[names[pool]] = number
     return found
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_HOST = 8  # devices of a host, as most have them
+
 
 class PoolSizes(NamedTuple):
     """Nodes that read prompts, that decode, that hold experts. `prefill` is 0 where those that decode read as well."""
@@ -150,9 +152,10 @@ class Expected:
 
 
 def counted_up(least: int, most: int) -> Iterator[int]:
-    """Sizes of a pool that are tried: all small ones, then each an eighth larger than the one before."""
+    """Sizes of a pool that are tried: all small ones, then each an eighth larger than the one before, or up to the
+    next whole host where that is less: of those many spread experts evenly."""
     size = least
     while size < most:
         yield size
-        size += max(1, size // 8)
+        size = min(size + max(1, size // 8), (size // _HOST + 1) * _HOST)
     yield most

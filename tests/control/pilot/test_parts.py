@@ -214,6 +214,7 @@ def test_limits_are_typed_by_the_names_of_pools():
         ),
         ({"pilot_max": ("experts=many",)}, "--pilot-max: .*experts=many"),
         ({"pilot_max": ("experts=1",)}, "at most 1 experts nodes, but there must be 2"),
+        ({"pilot_max": ("experts=4", "experts=5")}, "--pilot-max: says experts more than once"),
         ({"pilot_nodes": 3}, "--pilot-nodes: 3 are fewer than the 4"),
         ({"pilot_usd": 3.0}, "--pilot-usd: does nothing without --pilot-price"),
         ({"pilot_price": ("decode=1",)}, "--pilot-price: does nothing without --pilot-usd"),

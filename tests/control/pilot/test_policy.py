@@ -89,7 +89,7 @@ def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
 @pytest.mark.slow
 def test_sums_that_fall_as_a_node_goes_say_nothing():
     told = Told()
-    told.play(20, 2800)
+    told.play(20, 3600)
     told.load = replace(told.load, came=0.0, prefill_busy=0.0, rest_seconds=0.0)
     told.at += told.step
     assert told.policy.look(told.seen()) is None
