@@ -26,7 +26,7 @@ _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
 _KEEPS = 1.08  # times the nodes that are needed: so many a change for more may leave
 _DEAR = 1.25  # times the nodes that are likely to be needed soon: pools grow to no more, whatever may come
-_NEARER = tuple(0.96**power for power in range(1, 10))  # parts of what may come
+_NEARER = tuple(0.96**power for power in range(10))  # parts of what may come
 _LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
 _FURTHER = 1.15  # times what a jump has come to: it may go on
 _FULL = 0.95  # of all nodes that there may be
@@ -218,13 +218,9 @@ class Policy:
     def _ahead(self, likely: Demand, later: Demand, wanted: TargetTimes) -> PoolSizes:
         """What is enough for a while, unless it is far more than what is likely needs: large pools bring less for each
         node."""
-        most = _DEAR * self._planner.best_effort(likely, wanted).total
-        found = self._planner.best_effort(later, wanted)
-        for share in _NEARER:
-            if found.total <= most:
-                break
-            found = self._planner.best_effort(later.times(share), wanted)
-        return found
+        least = self._planner.best_effort(likely, wanted)
+        parts = (self._planner.best_effort(later.times(share), wanted) for share in _NEARER)
+        return next((one for one in parts if one.total <= _DEAR * least.total), least)
 
     def _better(self, old: PoolSizes, new: PoolSizes, demand: Demand, wanted: TargetTimes) -> bool:
         """Whether another size is any help where none is enough."""
