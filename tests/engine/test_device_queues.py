@@ -235,11 +235,12 @@ def test_time_without_prompts_is_nobodys_share():
 
 @pytest.mark.slow
 def test_decoding_beside_prompts_costs_a_block_and_prompts_what_decoding_takes():
-    alone, without = run(Case("alone", FAST, period=0.3, **DEVICE)), Case("prompts", (), CHUNKS, **DEVICE)
-    both = run(Case("both", FAST, CHUNKS, period=0.3, **DEVICE))
-    mixed = run(Case("one queue", FAST, CHUNKS, period=0.3, one_queue=True, **DEVICE))
+    brief: dict[str, Any] = {"period": 0.3, **DEVICE}
+    alone, without = run(Case("alone", FAST, **brief)), run(Case("prompts", (), CHUNKS, **brief))
+    both = run(Case("both", FAST, CHUNKS, **brief))
+    mixed = run(Case("one queue", FAST, CHUNKS, one_queue=True, **brief))
     assert both["token_p99_ms"] <= 1.02 * alone["token_p99_ms"] < mixed["token_p99_ms"]
-    assert both["prompt_tok_s"] >= 0.87 * run(without)["prompt_tok_s"]
+    assert both["prompt_tok_s"] >= 0.87 * without["prompt_tok_s"]
 
 
 class Stream:

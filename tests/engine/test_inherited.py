@@ -72,6 +72,7 @@ def test_blocks_of_a_node_that_ended_are_found_by_another_of_its_host(nodes, exp
     assert len(said) == 1, "there is no more"
 
 
+@pytest.mark.slow
 def test_the_node_that_comes_back_in_time_has_its_own_again(nodes, expected):
     first = nodes()
     asked, answer = requests(prompts())[1], expected("qwen3")[1]

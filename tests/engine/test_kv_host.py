@@ -201,6 +201,7 @@ def test_memory_for_a_restoration_pushes_nothing_of_it_out(node, expected):
     assert collect([replace(e, handle=0) for e in one.ask(wanted)])[0] == answers[2][40:]
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_with_preemption(node, expected):
     """Three sequences at once over a cache for less than two, again and again."""
     one, answers = node(kv_blocks=18), expected("qwen3")

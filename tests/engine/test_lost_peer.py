@@ -279,6 +279,7 @@ def test_requests_that_wait_too_long_end_with_the_layer_the_expert_and_the_node(
     assert any(event.error for event in turns(cluster, 500)) and not node.busy
 
 
+@pytest.mark.slow
 def test_who_comes_back_in_time_is_waited_for(stuck):
     cluster, clock = stuck
     (node,) = cluster.attention

@@ -98,6 +98,7 @@ def test_tokens_are_those_without_it(method, temperature, tiny_checkpoint):
             assert rejected == 0 and accepted > 24 and node.stats().steps < plain.stats().steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 2.5, 4])
 def test_acceptance_is_what_a_benchmark_asks_for(length, tiny_checkpoint):
     """Of answers that are known, and with the same answers."""

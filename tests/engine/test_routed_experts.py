@@ -117,6 +117,7 @@ def test_drafts(name, tiny_checkpoint, monkeypatch):
     assert 0 < drafts.accepted < drafts.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["ngram:4", "mtp:2"])
 def test_drafts_that_the_bundled_model_s_nodes_make(draft):
     """Its layer of multi-token prediction has experts of its own, which are no part of the answer's."""

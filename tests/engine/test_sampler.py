@@ -77,6 +77,7 @@ def test_top_p_keeps_the_smallest_sufficient_set():
     assert set(draws(row, 300, top_p=0.01)) == {0}
 
 
+@pytest.mark.slow
 def test_min_p_is_relative_to_the_best():
     row = torch.tensor([0.5, 0.3, 0.15, 0.05] + [1e-30] * 8).log()
     assert set(draws(row, 500, min_p=0.4)) == {0, 1}
@@ -242,6 +243,7 @@ def test_alternatives_do_not_depend_on_what_others_ask_for():
     assert logprobs_of(rows, [], []) == []
 
 
+@pytest.mark.slow
 def test_the_nucleus_is_the_one_of_the_whole_vocabulary(monkeypatch):
     """Few tokens are looked at first; where they do not hold enough probability, all are."""
     row = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 0.1

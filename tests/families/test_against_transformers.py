@@ -54,20 +54,16 @@ def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
-def test_preemption(name, checkpoint, continued):
+def test_preemption_and_a_move_between_nodes(name, checkpoint, continued):
+    """A node has blocks for one of its two requests. And a request goes on at another attention node with the tokens
+    that it has so far. Nobody can tell."""
     source = ModelSource(str(checkpoint(name)), name)
-    cluster = LocalCluster.build(source, config(kv_blocks=10, micro_batches=2, max_batch_tokens=9), experts=2)
+    cluster = LocalCluster.build(
+        source, config(kv_blocks=10, micro_batches=2, max_batch_tokens=9), attention=2, experts=2
+    )
     assert collect(cluster.run(asked())) == continued(name)
     assert cluster.attention[0].stats().preemptions > 0
     cluster.attention[0].check()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_a_move_between_nodes(name, checkpoint, continued):
-    """A request goes on at another attention node with the tokens that it has so far, and nobody can tell."""
-    source = ModelSource(str(checkpoint(name)), name)
-    cluster = LocalCluster.build(source, config(micro_batches=2, max_batch_tokens=13), attention=2, experts=2)
     (first, second), request = cluster.attention, asked()[2]
     first.submit(request)
     tokens: list[int] = []

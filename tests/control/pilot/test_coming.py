@@ -45,6 +45,7 @@ def test_long_answers_and_prompts_are_seen_while_the_rate_stays():
     assert busy.answer > 180 and busy.computed > 900
 
 
+@pytest.mark.slow
 def test_one_long_prompt_among_few_requests_is_no_jump():
     """Lengths of a lognormal distribution (mean 1,000, sigma 1) at 0.2 requests/s."""
     draw, coming = random.Random(7), ComingDemand(Windows())
@@ -56,6 +57,7 @@ def test_one_long_prompt_among_few_requests_is_no_jump():
     assert sum(much[200:]) < 0.06 * len(much[200:])
 
 
+@pytest.mark.slow
 def test_tokens_fall_as_requests_do():
     """Ten requests a second, then one a minute with nothing running between them."""
     coming, at = ComingDemand(Windows()), 0.0
