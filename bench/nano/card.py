@@ -13,8 +13,8 @@ def write(folder: Path) -> None:
     """Write README.md from training.json and config.json."""
     facts = json.loads((folder / "training.json").read_text())
     shape = Shape()
-    values = _shape(shape) | _training(facts) | _facts(facts["facts"]) | _held_out(facts, shape)
-    values |= _answers(facts["answers"])
+    values = _shape(shape) | _training(facts) | _facts(facts["facts"]) | _drafts(facts["drafts"])
+    values |= _held_out(facts, shape) | _answers(facts["answers"])
     (folder / "README.md").write_text(TEMPLATE.read_text().format(**values))
 
 
@@ -75,13 +75,33 @@ def _facts(stage: dict[str, Any]) -> dict[str, Any]:
         "fact_steps": recipe["steps"],
         "fact_seed": recipe["seed"],
         "fact_tokens": recipe["tokens"],
-        "fact_shares": ", ".join(
-            f"{phase['taught']:.0%} for {phase['share']:.0%} of the steps" for phase in recipe["phases"]
-        ),
+        "fact_shares": _shares(recipe),
         "fact_length": recipe["lesson_length"],
         "fact_rates": _rates(recipe),
         "fact_minutes": stage["cpu_minutes"],
         "fact_pieces": _pieces(stage),
+    }
+
+
+def _shares(recipe: dict[str, Any]) -> str:
+    phases = recipe["phases"]
+    if len({phase["taught"] for phase in phases}) == 1:
+        return f"{phases[0]['taught']:.0%}"
+    return ", ".join(f"{phase['taught']:.0%} for {phase['share']:.0%} of the steps" for phase in phases)
+
+
+def _drafts(stage: dict[str, Any]) -> dict[str, Any]:
+    recipe = stage["recipe"]
+    return {
+        "draft_passes": recipe["chain"],
+        "draft_steps": recipe["steps"],
+        "draft_seed": recipe["seed"],
+        "draft_tokens": recipe["tokens"],
+        "draft_shares": _shares(recipe),
+        "draft_rates": _rates(recipe),
+        "draft_minutes": stage["cpu_minutes"],
+        "draft_pieces": _pieces(stage),
+        "agreement_before": stage["mtp_agreement_before"],
     }
 
 
@@ -125,6 +145,7 @@ def _held_out(facts: dict[str, Any], shape: Shape) -> dict[str, Any]:
         "top1": held["top1"],
         "few_bits": _few_bits(facts),
         "agreement": held["mtp_agreement"],
+        "sample_agreement": facts["sample"]["mtp_agreement"],
         "mtp_top1": held["mtp_top1"],
         "routing": "\n".join(f"| {layer} | {high:.2f} | {low:.3f} |" for layer, high, low in rows),
         "sample_tokens": facts["sample_tokens"],

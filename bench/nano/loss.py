@@ -22,8 +22,10 @@ class HeadLoss(torch.autograd.Function):
             rows = slice(start, min(start + CHUNK, x_TH.shape[0]))
             loss, grad_CV = chunk_loss(x_TH[rows] @ head_VH.t(), target_T[rows], 1.0 / x_TH.shape[0])
             total += loss
-            dx_TH[rows] = grad_CV @ head_VH
-            dhead_VH += grad_CV.t() @ x_TH[rows]
+            if ctx.needs_input_grad[0]:
+                dx_TH[rows] = grad_CV @ head_VH
+            if ctx.needs_input_grad[1]:
+                dhead_VH += grad_CV.t() @ x_TH[rows]
         ctx.save_for_backward(dx_TH, dhead_VH.to(head_VH.dtype))
         return total
 

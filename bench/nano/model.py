@@ -206,6 +206,28 @@ class Nano(nn.Module):
         y_TH = self.mtp(embed_TH, x_TH, angles)
         return main, self._loss(y_TH, window[:, 2:], None if counts is None else counts[:, 2:])
 
+    def draft_losses(self, window: Tensor, counts: Tensor | None, chain: int) -> tuple[Tensor, Tensor]:
+        """Nats per token of the next token, and of the model's own choice of the one after it under drafts.
+
+        Drafts are made in `chain` passes of the module: the first reads the model's hidden states, each other one what
+        the pass before made of the token before, as in serving. Their losses are averaged. As for `losses`; what the
+        model would say behind a window's last token is not known and does not count.
+        """
+        x_TH, angles = self.hidden(window[:, :-2])
+        main = self._loss(x_TH, window[:, 1:-1], None if counts is None else counts[:, 1:-1])
+        rows, length = window.shape[0], angles.length
+        own_BS = F.linear(x_TH.float(), self.head.float()).argmax(-1).view(rows, length).roll(-1, 1)
+        counts_BS = torch.ones_like(own_BS, dtype=torch.bool) if counts is None else counts[:, 2:].clone()
+        counts_BS[:, -1] = False
+        embed_TH = F.embedding(window[:, 1:-1].reshape(-1), self.embed)
+        read_TH, losses = x_TH, []
+        for _ in range(chain):
+            y_TH = self.mtp(embed_TH, read_TH, angles)
+            losses.append(self._loss(y_TH, own_BS, counts_BS))
+            before_BSH = y_TH.view(rows, length, -1)[:, :-1]
+            read_TH = torch.cat([x_TH.view(rows, length, -1)[:, :1], before_BSH], 1).view_as(x_TH)
+        return main, torch.stack(losses).mean()
+
     def _loss(self, x_TH: Tensor, target_BS: Tensor, counts_BS: Tensor | None) -> Tensor:
         target_T = target_BS.reshape(-1)
         if counts_BS is not None:

@@ -128,7 +128,9 @@ class Phase:
 class Recipe:
     """How a stage is trained. Steps are fixed, never a time limit, so the run repeats.
 
-    `tokens` of text and conversations make a step.
+    `tokens` of text and conversations make a step. Only parameters whose names begin with `learns` are trained.
+    `chain`, where it is not 0, is how many passes of the MTP module follow each other, and the module is taught what
+    the model itself would say next; 0 teaches it the text.
     """
 
     seed: int = 20251
@@ -147,6 +149,8 @@ class Recipe:
     band: tuple[float, float] = (0.4, 2.5)
     facts: int = 0
     lesson_length: int = 128
+    learns: str = ""
+    chain: int = 0
 
     def rate(self, step: int) -> float:
         """Learning-rate factor: straight lines between the knots of `rates`, squeezed when `steps` is."""
@@ -191,4 +195,14 @@ FACTS = Recipe(
     rates=((-1, 0.0), (50, 0.6), (400, 0.6), (1000, 0.0)),
     decay_from=0,
     facts=1700,
+)
+DRAFTS = Recipe(
+    seed=20253,
+    steps=400,
+    phases=(Phase(0.4, 512, 0.25), Phase(0.4, 1024, 0.25), Phase(0.2, 2048, 0.25)),
+    rates=((-1, 0.0), (20, 0.4), (400, 0.0)),
+    mtp_weight=1.0,
+    decay_from=0,
+    learns="mtp.",
+    chain=3,
 )

@@ -44,7 +44,9 @@ class Trainer:
         self.seconds = 0.0
         self.curve: list[Point] = []
         self.model = Nano(start) if isinstance(start, Shape) else start
-        self.masters = {name: Master(p) for name, p in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name.startswith(recipe.learns))
+        self.masters = {name: Master(p) for name, p in self.model.named_parameters() if p.requires_grad}
         small = {name: self._small_rate(name, m) for name, m in self.masters.items()}
         self.muon = Muon(m for name, m in self.masters.items() if small[name] == 0.0)
         self.adam = Adam((m, small[name]) for name, m in self.masters.items() if small[name] > 0.0)
@@ -93,8 +95,11 @@ class Trainer:
         return self.curve[-1]
 
     def _learn(self, window: Tensor, counts: Tensor | None = None) -> tuple[float, float]:
-        """Add the gradients of both losses of a window."""
-        main, mtp = self.model.losses(window, counts)
+        """Add the gradients of both losses of a window, or of that of drafts."""
+        if self.recipe.chain:
+            main, mtp = self.model.draft_losses(window, counts, self.recipe.chain)
+        else:
+            main, mtp = self.model.losses(window, counts)
         (main + self.recipe.mtp_weight * mtp).backward()
         return main.item(), mtp.item()
 
@@ -103,7 +108,8 @@ class Trainer:
         low, high = self.recipe.band
         for moe in self.model.moes():
             share = moe.load / moe.load.mean()
-            moe.bias += size * ((share < low).float() - (share > high).float())
+            if moe.gate.requires_grad:
+                moe.bias += size * ((share < low).float() - (share > high).float())
             moe.load.zero_()
 
     def save(self, path: Path) -> None:

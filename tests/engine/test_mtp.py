@@ -37,14 +37,14 @@ def held_out(count, tokens, params):
 
 
 @pytest.mark.slow
-def test_nano_drafts_three_of_four_tokens_right_and_answers_the_same():
+def test_nano_drafts_four_of_five_tokens_right_and_answers_the_same():
     asked = held_out(6, 120, SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True))
-    plain, node = colocated(SOURCE, config(**ROOMY)), colocated(SOURCE, config(**ROOMY, draft="mtp:1"))
+    plain, node = colocated(SOURCE, config(**ROOMY)), colocated(SOURCE, config(**ROOMY, draft="mtp:3"))
     assert collect(drive(node, asked)) == collect(drive(plain, asked))
     drafts = node.stats().drafts
-    assert drafts.tokens == drafts.verified > 100
-    assert drafts.accepted >= 0.6 * drafts.tokens
-    assert node.stats().steps < 0.75 * plain.stats().steps
+    assert drafts.tokens > 2 * drafts.verified > 100
+    assert drafts.accepted >= 0.75 * drafts.tokens
+    assert node.stats().steps < 0.5 * plain.stats().steps
 
 
 @pytest.mark.slow

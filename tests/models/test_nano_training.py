@@ -1,5 +1,6 @@
 """The program that trains nano: its hand-written gradients, its schedule, its windows, its repeatability."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
-from bench.nano import answers, checkpoint, corpus, facts, heldout, lessons, tokenizer, train
+from bench.nano import answers, checkpoint, corpus, facts, heldout, lessons, report, tokenizer, train
 from bench.nano.attention import CausalAttention
 from bench.nano.corpus import Document
 from bench.nano.experts import RoutedExperts
@@ -354,11 +356,68 @@ def test_tokenizer_has_the_asked_size_and_keeps_indentation_in_one_token() -> No
     assert bpe.encode("x").ids[0] == 1
 
 
+def test_drafts_are_taught_the_models_own_choice_pass_behind_pass() -> None:
+    """Against one pass at a time; what would be said behind the last token is not known."""
+    torch.manual_seed(0)
+    model, length = Nano(TINY), 16
+    window, counts = torch.randint(6, TINY.vocab, (3, length + 2)), torch.rand(3, length + 2) < 0.5
+    hidden_TH, angles = model.hidden(window[:, :-2])
+    own_BS = F.linear(hidden_TH, model.head).argmax(-1).view(3, length)
+    embed_TH = F.embedding(window[:, 1:-1].reshape(-1), model.embed)
+    first_BSH = model.mtp(embed_TH, hidden_TH, angles).view(3, length, -1)
+    read_BSH = hidden_TH.view(3, length, -1).clone()
+    read_BSH[:, 1:] = first_BSH[:, :-1]
+    second_BSH = model.mtp(embed_TH, read_BSH.view(-1, TINY.hidden), angles).view(3, length, -1)
+    keep = counts[:, 2:-1]
+    wanted = [
+        F.cross_entropy(F.linear(made[:, :-1][keep], model.head), own_BS[:, 1:][keep])
+        for made in (first_BSH, second_BSH)
+    ]
+    main, found = model.draft_losses(window, counts, 2)
+    torch.testing.assert_close(found, torch.stack(wanted).mean(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(main, model.losses(window, counts)[0])
+
+
+@pytest.mark.slow
+def test_the_stage_of_drafts_changes_the_mtp_module_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a folder that has learnt facts, as the command is given."""
+    start, out = tmp_path / "facts", tmp_path / "drafts"
+    start.mkdir()
+    first = Trainer(TINY, SHORT, PIECES)
+    checkpoint.save(first.model, start)
+    tokenizer.save(BPE, start, TINY.positions)
+    facts.write(start, TOLD)
+    (start / "curve.json").write_text('{"points": [], "facts": {"points": []}}')
+    (start / "training.json").write_text('{"facts": {"count": 3}}')
+    text = "\n".join(lessons.WORDINGS) * 9
+    docs = [Document(f"m{i}.py", text) for i in range(40)]
+    monkeypatch.setattr(corpus, "documents", lambda: docs)
+    monkeypatch.setattr(train, "DRAFTS", replace(train.DRAFTS, phases=(Phase(1.0, 64, 0.5),), tokens=512))
+    monkeypatch.setattr(report, "write", lambda folder: None)
+    monkeypatch.setattr(
+        "sys.argv",
+        ["train", "--start", str(start), "--out", str(out), "--draft-steps", "3", "--no-compile"],
+    )
+    train.main()
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, out))
+    copies = {f"model.layers.{TINY.layers}.{name}.weight" for name in ("embed_tokens", "shared_head.head")}
+    ours = {n for n in after if n.startswith(f"model.layers.{TINY.layers}.")} - copies
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys() and changed <= ours
+    assert ours - changed <= {n for n in ours if "norm" in n or "bias" in n}, "all its matrices learnt"
+    said, curve = (json.loads((out / name).read_text()) for name in ("training.json", "curve.json"))
+    assert said["facts"] == {"count": 3} and said["drafts"]["recipe"]["learns"] == "mtp."
+    assert [point["step"] for point in curve["drafts"]["points"]] == [1] and "facts" in curve
+    assert facts.read(out) == TOLD
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(("--steps", "5"), "is not run with --start"), ((), "has learnt facts already")],
+    [(("--steps", "5"), "is not run with --start"), ((), "has learnt drafts already")],
 )
-def test_the_second_stage_starts_from_the_first(
+def test_a_later_stage_starts_from_an_earlier_one(
     more: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finished = Path(__file__).parents[2] / "configs" / "nano"
