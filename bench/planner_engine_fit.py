@@ -65,7 +65,8 @@ class Evidence:
 def evidence(rows: Sequence[ServedRow], curves: CurveSet, way: Engine = PLAIN) -> Evidence:
     """`way`: how the engine works; its rates are not looked at. Rows whose weights do not fit are left out."""
     kept, parts, plain, like, crowds, requests = [], [], [], [], [], []
-    settings = {name: replace(way, rates=Rates.of_part(name)) for name in PARTS}
+    alone = {name: Rates(**{each.name: float(each.name == name) for each in fields(Rates)}) for name in PARTS}
+    settings = {name: replace(way, rates=rates) for name, rates in alone.items()}
     for row in rows:
         setting = row.setting(curves, way)
         batch = row.batch(setting)

@@ -103,10 +103,6 @@ class DiskReader:
         return self.ready
 
     @property
-    def process_id(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
     def cpu_seconds(self) -> float:
         """Of a processor, that it has taken so far; while it is `ready`."""
         assert self._process is not None

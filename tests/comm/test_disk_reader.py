@@ -171,7 +171,7 @@ def test_a_process_that_stops_reading_is_ended_and_told_once(tmp_path, monkeypat
                 one.reader.read_into(one.reader.windows[1][:2048], one.file, 0)
             assert not one.reader.ready
             wait(lambda: one.told)
-        assert one.told == [line] and not psutil.pid_exists(one.reader.process_id)
+        assert one.told == [line] and not psutil.pid_exists(one.reader._process.pid)
 
 
 def test_a_read_outside_of_what_it_has_is_refused(tmp_path):
@@ -234,7 +234,7 @@ class Served:
 
     @property
     def process(self):
-        return self.workers._reader.process_id
+        return self.workers._reader._process.pid
 
     def __enter__(self):
         return self
@@ -430,7 +430,7 @@ def test_it_ends_with_its_parent_however_that_ends(tmp_path, fault):
         ask = lambda: reader.read_into(reader.windows[0][:512], file, 0)
         threading.Thread(target=ask, daemon=True).start()
         time.sleep(0.1)
-        print(reader.process_id, flush=True)
+        print(reader._process.pid, flush=True)
         time.sleep(3600)
     """
     with subprocess.Popen(

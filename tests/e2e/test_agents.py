@@ -77,6 +77,21 @@ def test_claude_code(play, tmp_path, model):
 
 
 @pytest.mark.slow
+def test_claude_code_finds_tools(play, tmp_path):
+    """It sends their definitions when its own search is asked for them; what was said before stays found."""
+    calls = [
+        call_of("ToolSearch", {"query": "select:WebFetch"}),
+        call_of("Read", {"file_path": str(tmp_path / "note.txt")}),
+    ]
+    told = play("claude", "nano", *calls)
+    if "ToolSearch" not in told["prompts"][0]:
+        pytest.skip("this Claude Code sends all its tools from the start")
+    assert {each["status"] for each in asked(told, "/v1/messages")} == {200}
+    assert "<function>" in told["prompts"][1].removeprefix(told["prompts"][0])
+    assert told["results"] == [0, 1, 2] and min(told["found"][1:]) >= 0.95, told["found"]
+
+
+@pytest.mark.slow
 def test_claude_code_asks_for_less_where_its_context_is_small(play, tmp_path):
     told = play(
         "claude",

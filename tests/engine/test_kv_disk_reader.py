@@ -66,7 +66,7 @@ def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
 def test_tokens_are_the_same_where_it_is_killed_while_it_reads(node, expected):
     one, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
     one.ask(request)
-    killer = threading.Timer(0.03, os.kill, (one.disk._reader.process_id, signal.SIGKILL))
+    killer = threading.Timer(0.03, os.kill, (one.disk._reader._process.pid, signal.SIGKILL))
     killer.start()
     for turn in range(1000):
         one.forget()

@@ -88,6 +88,32 @@ def test_what_a_tool_of_a_message_says_of_itself_counts(http, server):  # noqa: 
     assert "<|tool|>Error: no network<|end|>" in prompt_text(server)
 
 
+def test_a_deferred_tool_is_told_where_a_result_refers_to_it(http, server):  # noqa: F811
+    """What was said before stays as it was, so that a cache finds it."""
+    tools = [
+        ANTHROPIC_TOOLS[0],
+        *({**ANTHROPIC_TOOLS[0], "name": name, "defer_loading": True} for name in "ab"),
+    ]
+    asked = {**MESSAGE, "tools": tools[:2]}
+    first = http.post("/v1/messages", json=asked)
+    assert first.status_code == 200 and "x-afserve-ignored" not in first.headers
+    before = prompt_text(server)
+    found = [{"type": "text", "text": "one:"}, {"type": "tool_reference", "tool_name": "b"}]
+    turns = [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "s", "name": "forecast", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "s", "content": found}]},
+    ]
+    asked = {**asked, "tools": tools, "messages": [*USER, *turns]}
+    http.post("/v1/messages", json=asked)
+    prompt = prompt_text(server)
+    assert prompt.startswith(before) and '"name": "a"' not in prompt
+    assert 'one:<functions>\n<function>{"name": "b", "parameters": {' in prompt.removeprefix(before)
+    chosen = {**asked, "tool_choice": {"type": "tool", "name": "b"}}
+    assert http.post("/v1/messages", json=chosen).status_code == 200
+    refused = http.post("/v1/messages", json={**asked, "tool_choice": {"type": "tool", "name": "a"}})
+    assert refused.status_code == 400 and "'a' is none of the tools" in refused.text
+
+
 def test_thinking_that_a_model_lacks_is_off_already(http):
     assert http.post("/v1/messages", json={**MESSAGE, "thinking": {"type": "disabled"}}).status_code == 200
     assert http.post("/api/chat", json={"model": "tiny", "messages": USER, "think": False}).status_code == 200
@@ -107,6 +133,22 @@ def test_tokens_of_a_message(http, server):  # noqa: F811
         ("max_tokens: is null", {"max_tokens": None}),
         ("input length and `max_tokens` exceed context limit: 5 + 5000 > 2048, ", {"max_tokens": 5000}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+        *(
+            (
+                words,
+                {
+                    "messages": [
+                        *USER,
+                        {"role": "user", "content": [{"type": "tool_result", "content": [part]}]},
+                    ]
+                },
+            )
+            for words, part in [
+                ("messages[1].content[0].content[0].type", {"type": "image"}),
+                ("messages[1].content[0].content[0].tool_name", {"type": "tool_reference", "tool_name": "x"}),
+            ]
+        ),
+        ("tools: all have defer_loading", {"tools": [{**ANTHROPIC_TOOLS[0], "defer_loading": True}]}),
         ("messages[0].role", {"messages": [{"role": "martian", "content": "x"}]}),
         ("thinking.display", {"thinking": {"type": "disabled", "display": "some"}}),
         ("output_config.format.type", {"output_config": {"format": {"type": "regex"}}}),

@@ -62,7 +62,10 @@ WISHES = [
     ("/v1/messages", "container", {"container": "c"}),
     ("/v1/messages", "tools.web_search_20250305", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
     ("/v1/messages", "tools.bash_20250124", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
-    ("/v1/messages", "tools[0].defer_loading", {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}),
+    ("/v1/messages", "tools[0].defer_loading, tools.tool_search_tool_bm25_20251119", {"tools": [
+        {"name": "f", "input_schema": {}, "defer_loading": True},
+        {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"},
+    ]}),
     ("/v1/messages", "messages.server_tool_use", {"messages": [*USER, {"role": "assistant", "content": [
         {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "text", "text": "x"},
     ]}, *USER]}),

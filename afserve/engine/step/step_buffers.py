@@ -36,10 +36,6 @@ class StepBuffers:
         self._device, self._most_tokens = device, most_tokens
         self._sets: dict[tuple[str, int], _Set] = {}
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(one.whole.nbytes for one in self._sets.values())
-
     def write(
         self,
         name: str,

@@ -22,6 +22,8 @@ _ANY: Mapping[str, object] = {"type": "object"}
 # A function without parameters takes an empty object, as OpenAI has it.
 _NONE: Mapping[str, object] = {**_ANY, "properties": {}, "additionalProperties": False}
 Tool = Mapping[str, object]
+# A tool with it may be called, and its definition stands in a result instead of before the conversation.
+TOLD_BY_RESULT = "told_by_result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,6 @@ class Tools:
         if self.named:
             return parts[0]
         return WantedGrammar("tools", of_plain_schema(self._calls(asked), "tools"), parts)
-
-    def calls_schema(self) -> Mapping[str, object]:
-        """Of an answer that must be calls, as the compiler takes it: of their list, or of the named one's arguments."""
-        asked = self._asked()
-        return self._closed(asked[0]) if self.named else self._calls(asked)
 
     def _asked(self) -> list[int]:
         return [i for i, tool in enumerate(self.shown) if self.named in ("", _function(tool)["name"])]

@@ -69,11 +69,7 @@ class Bodies:
         self._limit = limit
         self._deadline = deadline
         self._large: dict[CountedBody, int] = {}  # oldest first
-        self._held = 0
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held
+        self.held_bytes = 0
 
     async def read_body(self, request: Request) -> CountedBody:
         """The whole body; release it, or use it in a `with`."""
@@ -87,7 +83,7 @@ class Bodies:
         return body
 
     def forget_body(self, body: CountedBody) -> None:
-        self._held -= self._large.pop(body, 0)
+        self.held_bytes -= self._large.pop(body, 0)
 
     async def _read_all(self, request: Request, body: CountedBody) -> None:
         try:
@@ -126,9 +122,9 @@ class Bodies:
     def _count(self, body: CountedBody) -> None:
         if body.put_off:
             return
-        self._held += body.size - self._large.get(body, 0)
+        self.held_bytes += body.size - self._large.get(body, 0)
         self._large[body] = body.size
-        if self._held > HELD_BODIES * self._limit:
+        if self.held_bytes > HELD_BODIES * self._limit:
             self._put_off_first()
 
     def _put_off_first(self) -> None:

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.declared import MAX_TOKENS, SchedulingFields
 from afserve.server.bodies.fields import Fields, or_else
-from afserve.server.bodies.messages import not_read
+from afserve.server.bodies.messages import not_read, text_part
 from afserve.server.bodies.prepared import ContextLengthError
+from afserve.server.bodies.tools import TOLD_BY_RESULT
 from afserve.server.bodies.unsupported import (
     OF_MESSAGES,
     OF_TOOLS,
@@ -28,6 +30,8 @@ NAMES: Mapping[str, str] = {
     "tool_choice.function": "tool_choice",
 }
 _HOSTED_CALLS = ("server_tool_use", "mcp_tool_use")
+_OF_DEFERRED = {name: known for name, known in OF_TOOLS.items() if name != "defer_loading"}
+_text = partial(text_part, kinds=("text",))
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -37,13 +41,15 @@ def translate(fields: Fields) -> Translated:
     refuse_unsupported(fields)
     if fields.get("max_tokens") is None:
         fields.refuse_field("max_tokens", "an integer")
-    messages = _system(fields)
+    system, deferred = _words(fields, "system"), _Deferred(fields)
+    messages: list[Body] = [{"role": "system", "content": system}] if system else []
     names: dict[str, str] = {}
     for message in fields.sections("messages"):
         if message.get("role") == "system":
-            _remind(_words(message), messages)
+            said = _words(message, "content")
+            _remind(said or message.refuse_field("content", "a text or blocks of text"), messages)
             continue
-        made = _message(message)
+        made = _message(message, deferred)
         names |= {f"messages[{len(messages) + i}]": message.path for i in range(len(made))}
         messages += made
     sampling = [name for name in SAMPLING if name not in ("service_tier", "stop")]
@@ -55,7 +61,7 @@ def translate(fields: Fields) -> Translated:
     chat["max_completion_tokens"] = fields.get("max_tokens")
     if fields.get("stop_sequences") is not None:
         chat["stop"] = fields.get("stop_sequences")
-    names |= _tools(fields, chat)
+    names |= _tools(fields, chat, deferred)
     thinking = fields.section("thinking")
     if thinking is not None:
         _thinking(thinking, chat)
@@ -116,34 +122,62 @@ def _output(output: Fields, chat: Body) -> Mapping[str, str]:
     return names
 
 
-def _system(fields: Fields) -> list[Body]:
-    value = fields.get("system")
-    if isinstance(value, list):
-        value = "\n".join(_text(block) for block in fields.sections("system"))
-    elif value is not None:
-        value = fields.text("system")
-    return [{"role": "system", "content": value}] if value else []
-
-
-def _remind(words: str, messages: list[Body]) -> None:
+def _remind(said: str, messages: list[Body]) -> None:
     """Instructions between messages. Many templates know none there, so that they come as agents told them before they
     had such messages: in the user's turn, in tags."""
     role = "system" if [message["role"] for message in messages[:2]] in ([], ["system"]) else "user"
     if role == "user":
-        words = f"<system-reminder>\n{words}\n</system-reminder>"
+        said = f"<system-reminder>\n{said}\n</system-reminder>"
     if messages and messages[-1]["role"] == role:
-        append_words(messages[-1], words)
+        append_words(messages[-1], said)
     else:
-        messages.append({"role": role, "content": words})
+        messages.append({"role": role, "content": said})
 
 
-def _words(message: Fields) -> str:
-    if isinstance(message.get("content"), list):
-        return "\n".join(_text(block) for block in message.sections("content"))
-    return message.text("content") or message.refuse_field("content", "a text or blocks of text")
+def _words(fields: Fields, name: str) -> str | None:
+    if isinstance(fields.get(name), list):
+        return "\n".join(map(_text, fields.sections(name)))
+    return fields.text(name)
 
 
-def _message(message: Fields) -> list[Body]:
+class _Deferred:
+    """Tools with `defer_loading`: a client's own search brings their definitions, in a result, so that a prompt's
+    beginning stays. Nobody searches for what a hosted search would have to find: those are shown from the start."""
+
+    def __init__(self, fields: Fields) -> None:
+        tools = list(fields.sections("tools"))
+        self._tools, self._told = {str(tool.get("name")): tool for tool in tools}, set[str]()
+        self._searched = any(str(tool.get("type")).startswith("tool_search_tool") for tool in tools)
+        if tools and not self._searched and all(tool.flag("defer_loading") for tool in tools):
+            raise RequestError.about("tools", "all have defer_loading, so none is found; leave it out of one")
+
+    def words(self, part: Fields) -> str:
+        """Of a result's part. Raises RequestError where it is neither text nor names one of the tools."""
+        if part.text("type") != "tool_reference":
+            return _text(part)
+        name = part.text("tool_name") or ""
+        if name not in self._tools:
+            raise part.refusal("tool_name", f"{shown(name)} is none of the tools; send its definition")
+        self._told.add(name)
+        told = json.dumps(_function(self._tools[name]), ensure_ascii=False)
+        return f"<functions>\n<function>{told}</function>\n</functions>\n"
+
+    def tool(self, tool: Fields) -> Body | None:
+        """As a chat has it; None for one that no result has told of."""
+        deferred = tool.flag("defer_loading") and not self._searched
+        refuse_known(tool, _OF_DEFERRED if deferred else OF_TOOLS)
+        if deferred and tool.get("name") not in self._told:
+            return None
+        made: Body = {"type": "function", "function": {**_function(tool), **tool.given("strict")}}
+        return {**made, TOLD_BY_RESULT: True} if deferred else made
+
+
+def _function(tool: Fields) -> Mapping[str, object]:
+    parameters = or_else(tool.get("input_schema"), {})
+    return {"name": tool.get("name"), "parameters": parameters, **tool.given("description")}
+
+
+def _message(message: Fields, deferred: _Deferred) -> list[Body]:
     """One message, or several: results of tools are messages of their own."""
     role, content = message.text("role"), message.get("content")
     if role not in ("user", "assistant", "developer"):
@@ -163,9 +197,8 @@ def _message(message: Fields) -> list[Body]:
             function = {"name": block.text("name"), "arguments": arguments}
             calls.append({"id": block.text("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            found.append(
-                {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": _result(block)}
-            )
+            said = _result(block, deferred)
+            found.append({"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": said})
         elif kind == "thinking":
             thoughts.append(or_else(block.text("thinking"), ""))
         elif kind in _HOSTED_CALLS or (kind or "").endswith("_tool_result"):
@@ -182,23 +215,15 @@ def _message(message: Fields) -> list[Body]:
     return found
 
 
-def _text(block: Fields) -> str:
-    text = block.text("text") if block.text("type") == "text" else None
-    if text is None:
-        block.refuse_field("text", "the text of a block of type text")
-    return text
-
-
-def _result(block: Fields) -> str:
+def _result(block: Fields, deferred: _Deferred) -> str:
     """What a tool gave back; that it failed is said in words, since templates have no place for it."""
-    if isinstance(block.get("content"), list):
-        said = "".join(_text(part) for part in block.sections("content"))
-    else:
-        said = or_else(block.text("content"), "")
+    several = isinstance(block.get("content"), list)
+    parts = map(deferred.words, block.sections("content")) if several else [block.text("content") or ""]
+    said = "".join(parts)
     return f"Error: {said}" if block.flag("is_error") else said
 
 
-def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
+def _tools(fields: Fields, chat: Body, deferred: _Deferred) -> Mapping[str, str]:
     """What the chat's tools are called here: those that Anthropic runs itself are not among them."""
     tools: list[Body] = []
     names: dict[str, str] = {}
@@ -207,12 +232,12 @@ def _tools(fields: Fields, chat: Body) -> Mapping[str, str]:
             continue
         if tool.get("type") not in (None, "custom"):
             raise tool.refusal("type", f"{shown(tool.get('type'))} is not served here, only your own tools")
-        refuse_known(tool, OF_TOOLS)
-        function = {"name": tool.get("name"), "parameters": or_else(tool.get("input_schema"), {})}
-        function |= tool.given("description", "strict")
+        function = deferred.tool(tool)
+        if function is None:
+            continue
         own = f"tools[{len(tools)}]"
         names |= {f"{own}.function.parameters": tool.path_of("input_schema"), f"{own}.function": tool.path}
-        tools.append({"type": "function", "function": function})
+        tools.append(function)
     if tools:
         chat["tools"] = tools
     _choice(fields, chat)
@@ -229,8 +254,6 @@ def _choice(fields: Fields, chat: Body) -> None:
     elif kind in _CHOICES:
         chat["tool_choice"] = _CHOICES[kind]
     else:
-        raise RequestError(
-            f"tool_choice.type: {shown(kind)} is none of auto, any, tool, none", param="tool_choice"
-        )
+        raise RequestError.about("tool_choice.type", f"{shown(kind)} is none of auto, any, tool, none")
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False

@@ -82,9 +82,7 @@ def translate_generate(fields: Fields) -> Translated:
 def translate_embed(fields: Fields) -> Mapping[str, object]:
     """Of /api/embed, or of the older /api/embeddings, as OpenAI's request."""
     refuse_known(fields, _KEEP_ALIVE)
-    options = fields.section("options")
-    if options is not None:
-        _options(options, {})
+    _options(fields, {})
     text = fields.get("prompt") if fields.get("input") is None else fields.get("input")
     return {"input": text, "dimensions": fields.get("dimensions")}
 
@@ -97,9 +95,7 @@ def _preload(fields: Fields, *, chat: bool) -> Translated:
 
 def _completion(fields: Fields, common: Body, prompt: str) -> Body:
     if fields.text("system"):
-        raise RequestError.about(
-            "system", "a raw prompt has no place for it; put it into the prompt, or leave raw out"
-        )
+        raise RequestError.about("system", "a raw prompt has no place for it; put it there, or leave raw out")
     if "max_completion_tokens" in common:
         common["max_tokens"] = common.pop("max_completion_tokens")
     if common.pop("reasoning_effort", "none") != "none":
@@ -127,9 +123,7 @@ def _common(fields: Fields) -> Body:
     """Streams unless it is asked not to."""
     refuse_known(fields, {**OF_OLLAMA, **_KEEP_ALIVE})
     chat: Body = {"stream": fields.flag("stream", True), **fields.given(*SchedulingFields.declared)}
-    options = fields.section("options")
-    if options is not None:
-        _options(options, chat)
+    _options(fields, chat)
     form = fields.get("format")
     if form == "json":
         chat["response_format"] = {"type": "json_object"}
@@ -143,7 +137,10 @@ def _common(fields: Fields) -> Body:
     return chat
 
 
-def _options(options: Fields, chat: Body) -> None:
+def _options(fields: Fields, chat: Body) -> None:
+    options = fields.section("options")
+    if options is None:
+        return
     chat |= options.given(*_SAME)
     predict = options.integer("num_predict", -2, 1 << 24)
     if predict is not None and predict > 0:

@@ -39,9 +39,7 @@ def refuse_resume(fields: Fields) -> None:
     """Raises RequestError for a request that is to outlive its connection: these answers cannot."""
     for name in ("resume", "request_id"):
         if fields.get(name) is not None:
-            raise RequestError.about(
-                name, "is not supported here; use /v1/chat/completions or /v1/completions"
-            )
+            raise RequestError.about(name, "is not supported here; use /v1/chat/completions or completions")
 
 
 def append_words(message: Body, words: str) -> None:

@@ -12,7 +12,7 @@ from afserve.grammars.grammar import of_thought
 from afserve.server.bodies.declared import ChatBody
 from afserve.server.bodies.openai import BUDGET, ChatRequest
 from afserve.server.bodies.structured import WantedGrammar
-from afserve.server.bodies.tools import told_in_words
+from afserve.server.bodies.tools import TOLD_BY_RESULT, told_in_words
 from afserve.server.reading.call_ids import as_templates_want, next_number
 from afserve.server.reading.channels import THOUGHT_MARKS
 from afserve.server.reading.json_calls import HERMES
@@ -49,7 +49,8 @@ class Conversation:
         self._roles = Roles(template)
 
     def render(self, asked: ChatRequest) -> str:
-        tools = asked.tools.shown if asked.tools.are_used else ()
+        shown = asked.tools.shown if asked.tools.are_used else ()
+        tools = tuple(tool for tool in shown if not tool.get(TOLD_BY_RESULT))
         messages = as_templates_want(self._calls, self._roles.shown(asked.messages))
         if not self._knows_tools:
             messages, tools = told_in_words(messages, tools), ()

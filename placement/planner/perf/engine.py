@@ -7,7 +7,7 @@ benches fit and write it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,6 @@ class Rates:
     request: float = 1.0
     prompt_attention: float = 1.0
     prompt_experts: float = 1.0
-
-    @classmethod
-    def of_part(cls, name: str) -> "Rates":
-        """That part alone: what the others take is nothing."""
-        return cls(**{entry.name: float(entry.name == name) for entry in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
