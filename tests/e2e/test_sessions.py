@@ -36,6 +36,8 @@ NODE = {
     "ai_sdk.mjs": ["ai", "@ai-sdk/openai-compatible"],
     "ai_sdk_anthropic.mjs": ["ai", "@ai-sdk/anthropic"],
 }
+TYPED = {"typed_openai.py": ["openai"], "typed_anthropic.py": ["anthropic"]}
+TSC = ("--strict", "--module", "nodenext", "--target", "es2022", "--types", "node", "--skipLibCheck")
 CALLS = [call_of("look", {"drawer": drawer}) for drawer in range(TURNS)]
 
 
@@ -64,10 +66,21 @@ def python_with(modules):
     pytest.skip(f"{', '.join(modules)}: not installed")
 
 
-def check(backend, command, cwd):
+def packages_with(names):
+    packages = Path(os.environ.get(PACKAGES, "")) / "node_modules"
+    if not shutil.which("node") or not all((packages / name).is_dir() for name in names):
+        pytest.skip(f"{', '.join(names)}: not installed")
+    return packages
+
+
+def run_whole(cwd, *command):
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(backend, command, cwd):
+    told = json.loads(run_whole(cwd, *command).splitlines()[-1])
     assert told["calls"] == [{"drawer": drawer} for drawer in range(TURNS)]
     assert told["text"] == "The result: drawer 4 has 40 spoons, as it did last week"
     assert backend.results == list(range(TURNS + 1)), "one prompt for each turn, each with what came before"
@@ -83,10 +96,26 @@ def test_python(played, client):
 @pytest.mark.parametrize("client", NODE)
 def test_node(played, client, tmp_path):
     backend, url = played
-    packages = Path(os.environ.get(PACKAGES, "")) / "node_modules"
-    if not shutil.which("node") or not all((packages / name).is_dir() for name in NODE[client]):
-        pytest.skip(f"{', '.join(NODE[client])}: not installed")
+    packages = packages_with(NODE[client])
     for file in CLIENTS.glob("*.mjs"):
         shutil.copy(file, tmp_path)
     (tmp_path / "node_modules").symlink_to(packages)
     check(backend, ["node", client, url], tmp_path)
+
+
+@pytest.mark.parametrize("client", TYPED)
+def test_answers_are_what_the_sdks_types_say(played, client):
+    """A program that its type checker takes sends what is ours, and validates answers strictly."""
+    python = python_with([*TYPED[client], "mypy"])
+    program = str(CLIENTS / client)
+    run_whole(CLIENTS, python, "-m", "mypy", "--strict", "--config-file", os.devnull, program)
+    run_whole(CLIENTS, python, program, played[1])
+
+
+def test_answers_are_what_the_sdks_for_javascript_say(played, tmp_path):
+    packages = packages_with(["openai", "@anthropic-ai/sdk", "typescript", "@types/node"])
+    shutil.copy(CLIENTS / "typed.ts", tmp_path)
+    (tmp_path / "node_modules").symlink_to(packages)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    run_whole(tmp_path, str(packages / ".bin" / "tsc"), *TSC, "typed.ts")
+    run_whole(tmp_path, "node", "typed.js", played[1])
