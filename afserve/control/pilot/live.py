@@ -22,26 +22,29 @@ class LiveView:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._lives: dict[object, float] = {}  # seconds that each was busy
-        self._busy = [0.0, 0.0, 0.0]
+        self._lives: dict[object, tuple[float, int]] = {}  # seconds that each was busy, and its steps
+        self._busy, self._steps = [0.0, 0.0, 0.0], 0
 
     def observe(self, at: float, members: Iterable[Member], loads: Iterable[GatewayLoad]) -> Observed:
         running = queued = 0.0
         for member in members:
             if isinstance(member.stats, AttentionStats | ExpertStats):
-                self._note_busy(member.id, self._pool(member.node), member.stats.busy_seconds)
+                self._note_work(member.id, self._pool(member.node), member.stats)
             if isinstance(member.stats, AttentionStats) and member.serving:
                 if self._pool(member.node) == _DECODE:  # others read prompts still
                     running += member.stats.running
                 queued += member.stats.queued_tokens
         load = added(loads)
-        total = _load(load.total, self._busy)
+        total = _load(load.total, self._busy, self._steps)
         return Observed(at, self.sizes(), total, self.settled(), running, queued, load.classes)
 
-    def _note_busy(self, life: object, pool: int, seconds: float) -> None:
+    def _note_work(self, life: object, pool: int, stats: AttentionStats | ExpertStats) -> None:
         """What a node did in another pool before stays that pool's."""
-        self._busy[pool] += max(seconds - self._lives.get(life, 0.0), 0.0)
-        self._lives[life] = seconds
+        before, stepped = self._lives.get(life, (0.0, 0))
+        steps = stats.steps if isinstance(stats, AttentionStats) else 0
+        self._busy[pool] += max(stats.busy_seconds - before, 0.0)
+        self._steps += max(steps - stepped, 0) * (pool == _DECODE)
+        self._lives[life] = stats.busy_seconds, steps
 
     def _pool(self, node: NodeId) -> int:
         if node.role is Role.EXPERT:
@@ -71,6 +74,6 @@ class LiveView:
         return not any(view.vacancies or view.unready for view in views)
 
 
-def _load(load: LoadCounts, busy: list[float]) -> PoolLoad:
+def _load(load: LoadCounts, busy: list[float], steps: int) -> PoolLoad:
     sums = {name: getattr(load, name) for name in _SUMS}
-    return PoolLoad(**sums, **dict(zip(_BUSY, busy, strict=True)))
+    return PoolLoad(**sums, **dict(zip(_BUSY, busy, strict=True)), decode_steps=steps)

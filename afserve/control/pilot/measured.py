@@ -1,10 +1,12 @@
 """What pools of other sizes would make of a demand, by rates that this deployment was measured at.
 
-A node's rate is the seconds that it is busy with a token. Times stretch as a pool is busy: a token's by 1 / (1 - busy)
+A node's rate is the seconds that it is busy with a token, and with a step whatever is in it: where few requests run, a
+step is mostly that, and more of them share it. Times stretch as a pool is busy with tokens: a token's by 1 / (1 - busy)
 of both pools that it passes, a first token's by the wait for a free reader. What they are without load follows from
 what was measured under load.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 
 from afserve.control.pilot.observed import SeenWindow
@@ -16,18 +18,47 @@ _LEAST_TOKENS = 20.0  # of a window that is worth learning from
 _LITTLE = 0.05  # share of a rate that does not count
 _LEARNT = 0.9
 _FULL = 0.98  # busy for more of the time, a pool falls behind
+_KEPT = 0.97  # of all windows before, in the sums that steps are told from tokens by
+_ALIKE = 0.02  # of 1: so much must not be explained by one of both, or it is all put down to tokens
+_LEAST_EACH = 0.25  # of the seconds by token, that a token takes at least
+_ROUNDS = 4  # in which the time between tokens and the steps are fitted to each other
 
 
 @dataclass(slots=True)
 class NodeSeconds:
     """Seconds of a node for each token: of prompts where they are read, of answers, and of either at the experts.
+    `decode_step` are those for each step where it is decoded, and `experts_step` those of each expert node for it.
     `calm_first` and `calm_rest` are seconds to a first token and between tokens, without load."""
 
     read: float = 0.0
     decode: float = 0.0
     experts: float = 0.0
+    decode_step: float = 0.0
+    experts_step: float = 0.0
     calm_first: float = 0.0
     calm_rest: float = 0.0
+
+
+class StepCost:
+    """Busy seconds told apart by steps and tokens: least squares over windows that fade, neither below 0. Windows with
+    as many tokens in each step tell nothing apart: all of it is the tokens' then."""
+
+    def __init__(self) -> None:
+        self._sums = (0.0,) * 5  # of squares and products
+
+    def apart(self, steps: float, tokens: float, busy: float) -> tuple[float, float]:
+        """(seconds of a step, of a token) of one more window of so many busy seconds."""
+        fresh = (steps * steps, tokens * tokens, steps * tokens, busy * steps, busy * tokens)
+        self._sums = steps2, tokens2, both, by_steps, by_tokens = tuple(
+            _KEPT * old + new for old, new in zip(self._sums, fresh, strict=True)
+        )
+        share, free = 0.0, steps2 * tokens2 - both**2
+        if free > _ALIKE * steps2 * tokens2:
+            alone = by_tokens / tokens2
+            each = min(max((by_tokens * steps2 - by_steps * both) / free, _LEAST_EACH * alone), alone)
+            whole = max(by_steps - each * both, 0.0) / steps2 * steps
+            share = whole / max(whole + each * tokens, 1e-9)
+        return share * busy / max(steps, 1.0), (1 - share) * busy / max(tokens, 1.0)
 
 
 class MeasuredModel:
@@ -36,6 +67,7 @@ class MeasuredModel:
     def __init__(self, rates: NodeSeconds | None = None) -> None:
         self.rates = rates or NodeSeconds()
         self._measured = replace(self.rates)
+        self._decode, self._experts = StepCost(), StepCost()
 
     @property
     def ready(self) -> bool:
@@ -47,14 +79,18 @@ class MeasuredModel:
         if answered < _LEAST_TOKENS or not load.came:
             return False
         computed = load.first * max(load.prompt_tokens - load.found_tokens, 0.0) / load.came
-        if window.sizes.prefill and computed >= _LEAST_TOKENS:
+        alone = window.sizes.prefill > 0
+        decoded = answered if alone else computed + answered
+        whole, each = self._decode.apart(load.decode_steps, decoded, load.decode_busy)
+        rates.decode_step, rates.decode = _mean(rates.decode_step, whole), _mean(rates.decode, each)
+        steps = load.decode_steps * window.sizes.experts  # each step is one of all expert nodes
+        whole, each = self._experts.apart(steps, computed + answered, load.experts_busy)
+        rates.experts_step, rates.experts = _mean(rates.experts_step, whole), _mean(rates.experts, each)
+        if not alone:
+            rates.read = rates.decode
+        elif computed >= _LEAST_TOKENS:
             rates.read = _mean(rates.read, load.prefill_busy / computed)
-            rates.decode = _mean(rates.decode, load.decode_busy / answered)
-        elif not window.sizes.prefill:
-            both = load.decode_busy / (computed + answered)
-            rates.read, rates.decode = _mean(rates.read, both), _mean(rates.decode, both)
-        rates.experts = _mean(rates.experts, load.experts_busy / (computed + answered))
-        self._learn_calm(window)
+        self._learn_calm(window, decoded)
         if all(
             _near(getattr(self.rates, each.name), getattr(rates, each.name)) for each in fields(NodeSeconds)
         ):
@@ -62,13 +98,15 @@ class MeasuredModel:
         self.rates = replace(rates)
         return True
 
-    def _learn_calm(self, window: SeenWindow) -> None:
+    def _learn_calm(self, window: SeenWindow, decoded: float) -> None:
         """A pool that is nearly full says little of times without load; it is heard where nothing else is known."""
         busy, rates = [min(one, _FULL) for one in window.busy], self._measured
         if max(busy) > _LEARNT and rates.calm_rest:
             return
         if window.tpot is not None:
-            rates.calm_rest = _mean(rates.calm_rest, window.tpot * (1 - busy[1]) * (1 - busy[2]))
+            tokens = rates.decode * decoded / max(window.sizes.decode, 1) / window.seconds
+            free = (1 - min(tokens, busy[1])) * (1 - busy[2])
+            rates.calm_rest = _mean(rates.calm_rest, window.tpot * free)
         if window.ttft is not None and window.load.came:
             computed = max(window.load.prompt_tokens - window.load.found_tokens, 1.0) / window.load.came
             share = busy[0] if window.sizes.prefill else busy[1]
@@ -80,20 +118,29 @@ class MeasuredModel:
         read, answered = demand.rate * demand.computed, demand.rate * demand.answer
         alone = sizes.prefill > 0
         prefill = read * rates.read / sizes.prefill if alone else 0.0
-        decode = (answered * rates.decode + (0.0 if alone else read * rates.read)) / max(sizes.decode, 1)
-        experts = (read + answered) * rates.experts / max(sizes.experts, 1)
+        nodes = max(sizes.decode, 1)
+        tokens = (answered * rates.decode + (0.0 if alone else read * rates.read)) / nodes
+        tpot, decode, experts = rates.calm_rest, tokens, 0.0
+        for _ in range(_ROUNDS if rates.decode_step or rates.experts_step else 1):
+            steps = _steps(answered / nodes, tpot)
+            decode = tokens + rates.decode_step * steps
+            experts = (read + answered) * rates.experts / max(sizes.experts, 1)
+            experts += rates.experts_step * steps * nodes
+            tpot = rates.calm_rest / ((1 - min(tokens, _FULL)) * (1 - min(experts, _FULL)))
         wait = _wait(rates.read, sizes, demand.computed, demand.variation, prefill if alone else decode)
-        free = max(1 - min(decode, _FULL), 0.0) * max(1 - min(experts, _FULL), 0.0)
-        return Expected(
-            rates.calm_first + wait.mean,
-            rates.calm_rest / free,
-            wait.late(wanted, rates.calm_first),
-            (prefill, decode, experts),
-        )
+        busy = prefill, decode, experts
+        return Expected(rates.calm_first + wait.mean, tpot, wait.late(wanted, rates.calm_first), busy)
 
 
 def _wait(read: float, sizes: PoolSizes, computed: float, variation: float, share: float) -> QueueWait:
     return QueueWait(computed * read, sizes.prefill or max(sizes.decode, 1), share, variation)
+
+
+def _steps(tokens: float, seconds: float) -> float:
+    """Steps per second of a node that makes so many tokens per second, where one takes so long: it steps while at least
+    one request runs, of a Poisson number."""
+    running = tokens * seconds
+    return -math.expm1(-running) / seconds if running else 0.0
 
 
 def _near(known: float, measured: float) -> bool:

@@ -34,6 +34,7 @@ class PoolLoad:
     prefill_busy: float = 0.0
     decode_busy: float = 0.0
     experts_busy: float = 0.0
+    decode_steps: float = 0.0  # of the nodes that decode
 
 
 _REPRESENTATIVE = 4.0  # times those that run have to have ended, until their lengths are those of all

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afserve.control.pilot.judge import Correction, Headroom, Interval
+from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import MeanLengths, PoolLoad, SeenWindow
 from afserve.control.pilot.predict import DAY, Forecast
 from afserve.control.pilot.queue import QueueWait
 from afserve.control.pilot.settings import ACT, ADVISE, OFF, PilotSettings, pool_names
-from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes, counted_up
+from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes, counted_up
 from afserve.errors import ConfigError
 
 
@@ -267,3 +268,34 @@ def test_hours_that_are_none(text):
 
 def test_times_of_the_server_are_taken_where_the_pilot_has_none():
     assert PilotSettings(pilot_ttft=2.0).wanted(9.0, 0.0) == TargetTimes(2.0, math.inf)
+
+
+def test_steps_are_told_from_tokens_where_both_vary():
+    """A step takes a millisecond and a token a tenth of it; an expert node half of it, a token there a fifth."""
+    model = MeasuredModel()
+    for rows in (1.0, 4.0, 2.0, 6.0) * 10:
+        steps = 1000.0
+        tokens = rows * steps
+        busy = 1e-3 * steps + 1e-4 * tokens
+        load = PoolLoad(
+            came=10.0,
+            prompt_tokens=10.0,
+            first=10.0,
+            first_seconds=1.0,
+            rest_tokens=tokens - 10.0,
+            rest_seconds=0.01 * (tokens - 10.0),
+            decode_busy=busy,
+            experts_busy=5e-4 * 2 * steps + 2e-4 * tokens,
+            decode_steps=steps,
+        )
+        model.learn_rates(SeenWindow(10.0, PoolSizes(1, 2, 2), load))
+    found = model.rates
+    assert (found.decode_step, found.decode) == pytest.approx((1e-3, 1e-4), rel=0.06)
+    assert (found.experts_step, found.experts) == pytest.approx((5e-4, 2e-4), rel=0.06)
+    few, many = (
+        model.expect(PoolSizes(1, count, 1), Demand(20, 1, 40, 1), TargetTimes()) for count in (1, 4)
+    )
+    assert few.busy[1] < 2 * many.busy[1], (
+        "where few requests run, one node has as many steps as four, and fuller ones"
+    )
+    assert many.busy[2] > few.busy[2], "expert nodes have a part of each step of all of them"
