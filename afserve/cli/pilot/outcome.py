@@ -3,10 +3,9 @@
 from typing import Any
 
 from afserve.cli.pilot.shares import ClassShares
-from afserve.control.pilot.replay.compare import Comparison
+from afserve.control.pilot.replay.compare import SIZERS, Comparison
 from afserve.control.pilot.replay.run import PlayedDay
 
-_SIZERS = ("pilot", "oracle", "fixed", "replicas")
 _AFTER = 120.0  # seconds behind a burst and what is waited for, within which its last change comes
 
 
@@ -67,7 +66,7 @@ def replay_text(values: dict[str, Any]) -> str:
         f"{values['ttft']}, {values['tpot']} a token:",
         f"{'':10} {'in time':>8} {'device hours':>13} {'changes':>8} {'most':>6}",
     ]
-    for name in _SIZERS:
+    for name in SIZERS:
         row = values[name]
         shown_row = f"{name:10} {row['attainment']:8.2%} {row['device_hours']:13,.1f}"
         lines.append(f"{shown_row} {row['changes']:8,} {row['most_devices']:6,}")
@@ -83,6 +82,6 @@ def replay_text(values: dict[str, Any]) -> str:
         apart = "" if beside is None else f"; {beside} changes in ten minutes beside them"
         lines.append(f"{values['burst_count']} bursts{apart}")
     for name, one in values.get("classes", {}).items():
-        inside = ", ".join(f"{who} {one[who]:.2%}" for who in _SIZERS)
+        inside = ", ".join(f"{who} {one[who]:.2%}" for who in SIZERS)
         lines.append(f"class {name}, {one['share']:.0%} of the requests, in time: {inside}")
     return "\n".join(lines)

@@ -8,7 +8,6 @@ import click
 import numpy as np
 
 from afserve.cli.options import Within, option
-from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
 from afserve.control.pilot.replay.compare import most_served
@@ -76,16 +75,11 @@ def with_pilot(
     limits = Limits(stages.least().at_most(sizes), PoolSizes(devices, devices, devices), devices)
     rules = rules_for(flags.pilot_hold)
     policy = Policy(Planner(TabledModel(stages), wanted, limits), rules)
-
-    def look(seen: Observed) -> PoolSizes | None:
-        advice = policy.look(seen)
-        return None if advice is None else advice.new
-
     world = World(stages, wanted, flags.pilot_start, look=min(_LOOK, rules.windows.short / 4))
     runs = [
-        play_on(world, EventRun(stages, packets, wanted, sizes), sizer) for sizer in (lambda seen: None, look)
+        play_on(world, EventRun(stages, packets, wanted, sizes), sizer)
+        for sizer in (lambda seen: None, policy.sizes)
     ]
-    judge = policy.judge
     return {
         "plan": describe(plan),
         "load": load,
@@ -93,10 +87,7 @@ def with_pilot(
         "requests_per_s": round(rate, 3),
         "hours": round(packets[-1].at / 3600, 3),
         **{name: _row(one) for name, one in zip(("left_alone", "pilot"), runs, strict=True)},
-        "intervals": {
-            "compared": judge.ttft.compared + judge.tpot.compared,
-            "held": judge.ttft.held + judge.tpot.held,
-        },
+        "intervals": dict(zip(("compared", "held"), policy.judge.intervals, strict=True)),
     }
 
 

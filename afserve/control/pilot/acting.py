@@ -13,12 +13,7 @@ from afserve.control.wire.change_values import PHASE_POOLS, Change, Changed, New
 from afserve.errors import DoesNotFitError
 from afserve.member import Role
 
-_ROLES = {
-    "prefill": Role.ATTENTION,
-    "decode": Role.ATTENTION,
-    "attention": Role.ATTENTION,
-    "experts": Role.EXPERT,
-}
+_ROLES = {**dict.fromkeys(("prefill", "decode", "attention"), Role.ATTENTION), "experts": Role.EXPERT}
 
 
 class PoolChanges:

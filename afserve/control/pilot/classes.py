@@ -55,9 +55,7 @@ class ClassMix:
         self._noted: deque[tuple[float, float, Mapping[str, ClassCounts]]] = deque()
         self._came: defaultdict[str, float] = defaultdict(float)
         self._all = 0.0
-        self.in_time: dict[
-            str, float
-        ] = {}  # the share of each class, of first tokens or answers, whichever is less
+        self.in_time: dict[str, float] = {}  # shares by class, of first tokens or answers, whichever is less
 
     def note_window(self, at: float, window: SeenWindow) -> None:
         """What happened since the last one."""

@@ -15,9 +15,7 @@ _NEWEST_ERRORS = 60
 _FEW, _MANY = 5, 20  # errors
 _STEP = 0.02  # by which a miss raises the share of them
 _NEWEST = 0.05  # weight of a measurement in a correction
-_FURTHEST = math.log(
-    2.0
-)  # that a correction may be from 1: a model that is wrong by more is not mended by a factor
+_FURTHEST = math.log(2.0)  # that a correction may be from 1: no factor mends a model that is wrong by more
 _LATE, _WORST = 0.002, 0.05  # shares of requests: that may be late in the long run; of a minute, that counts
 _RAISE = 0.4  # of a headroom, for a minute in which all are late
 _LEAST, _MOST = 1.0, 1.4  # headrooms
@@ -110,3 +108,8 @@ class Judge:
     rest: Correction = field(default_factory=Correction)
     reading: Correction = field(default_factory=Correction)
     headroom: Headroom = field(default_factory=Headroom)
+
+    @property
+    def intervals(self) -> tuple[int, int]:
+        """(how many of both times were compared, how many of these held)."""
+        return self.ttft.compared + self.tpot.compared, self.ttft.held + self.tpot.held

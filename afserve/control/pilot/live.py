@@ -35,7 +35,8 @@ class LiveView:
                     running += member.stats.running
                 queued += member.stats.queued_tokens
         load = added(loads)
-        total = _load(load.total, self._busy, self._steps)
+        sums = {name: getattr(load.total, name) for name in _SUMS}
+        total = PoolLoad(**sums, **dict(zip(_BUSY, self._busy, strict=True)), decode_steps=self._steps)
         return Observed(at, self.sizes(), total, self.settled(), running, queued, load.classes)
 
     def _note_work(self, life: object, pool: int, stats: AttentionStats | ExpertStats) -> None:
@@ -72,8 +73,3 @@ class LiveView:
             return False
         views = [state.members.role_view(role) for role in (Role.ATTENTION, Role.EXPERT)]
         return not any(view.vacancies or view.unready for view in views)
-
-
-def _load(load: LoadCounts, busy: list[float], steps: int) -> PoolLoad:
-    sums = {name: getattr(load, name) for name in _SUMS}
-    return PoolLoad(**sums, **dict(zip(_BUSY, busy, strict=True)), decode_steps=steps)

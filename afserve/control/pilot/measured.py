@@ -44,7 +44,7 @@ class StepCost:
     as many tokens in each step tell nothing apart: all of it is the tokens' then."""
 
     def __init__(self) -> None:
-        self._sums = (0.0,) * 5  # of squares and products
+        self._sums: tuple[float, ...] = (0.0,) * 5  # of squares and products
 
     def apart(self, steps: float, tokens: float, busy: float) -> tuple[float, float]:
         """(seconds of a step, of a token) of one more window of so many busy seconds."""
@@ -122,7 +122,9 @@ class MeasuredModel:
         tokens = (answered * rates.decode + (0.0 if alone else read * rates.read)) / nodes
         tpot, decode, experts = rates.calm_rest, tokens, 0.0
         for _ in range(_ROUNDS if rates.decode_step or rates.experts_step else 1):
-            steps = _steps(answered / nodes, tpot)
+            steps = (
+                -math.expm1(-answered / nodes * tpot) / tpot if tpot else 0.0
+            )  # while anything runs (Poisson)
             decode = tokens + rates.decode_step * steps
             experts = (read + answered) * rates.experts / max(sizes.experts, 1)
             experts += rates.experts_step * steps * nodes
@@ -134,13 +136,6 @@ class MeasuredModel:
 
 def _wait(read: float, sizes: PoolSizes, computed: float, variation: float, share: float) -> QueueWait:
     return QueueWait(computed * read, sizes.prefill or max(sizes.decode, 1), share, variation)
-
-
-def _steps(tokens: float, seconds: float) -> float:
-    """Steps per second of a node that makes so many tokens per second, where one takes so long: it steps while at least
-    one request runs, of a Poisson number."""
-    running = tokens * seconds
-    return -math.expm1(-running) / seconds if running else 0.0
 
 
 def _near(known: float, measured: float) -> bool:

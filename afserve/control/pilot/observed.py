@@ -93,16 +93,11 @@ class SeenWindow:
     @property
     def busy(self) -> tuple[float, float, float]:
         """Shares of the pools' time."""
-        load = self.load
-        parts = (load.prefill_busy, load.decode_busy, load.experts_busy)
-        return (
-            parts[0] / max(self.sizes.prefill, 1) / self.seconds,
-            parts[1] / max(self.sizes.decode, 1) / self.seconds,
-            parts[2] / max(self.sizes.experts, 1) / self.seconds,
+        spent = (self.load.prefill_busy, self.load.decode_busy, self.load.experts_busy)
+        first, rest, experts = (
+            one / max(n, 1) / self.seconds for one, n in zip(spent, self.sizes, strict=True)
         )
-
-    def demand(self, lengths: "MeanLengths") -> Demand:
-        return lengths.demand(self.rate)
+        return first, rest, experts
 
 
 @dataclass(slots=True)

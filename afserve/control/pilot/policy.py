@@ -118,6 +118,11 @@ class Policy:
             return self._more(seen, least, soon.times(room), most.times(room * further), wanted)
         return self._fewer(seen, self._coming.within(self.rules.hold, _LIKELY).times(room), wanted)
 
+    def sizes(self, seen: Observed) -> PoolSizes | None:
+        """Those of `look`."""
+        advice = self.look(seen)
+        return None if advice is None else advice.new
+
     def _note(self, seen: Observed) -> None:
         if self._seen and not seen.follows(self._seen[-1]):
             self._seen.clear()
@@ -157,7 +162,7 @@ class Policy:
         """How wrong what is expected of sizes that stay has been: of no change it is surer."""
         if not self._planner.model.ready:
             return
-        demand = window.demand(self._coming.lengths)
+        demand = self._coming.lengths.demand(window.rate)
         said = self._effect(self._planner.expect(window.sizes, demand, TargetTimes()))
         if window.tpot is not None:
             self.judge.tpot.note_standing(said.tpot, window.tpot)
@@ -168,7 +173,7 @@ class Policy:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
         if not (self._coming.lengths.known and window.rate and self._planner.model.ready):
             return
-        expected = self._planner.expect(window.sizes, window.demand(self._coming.lengths), TargetTimes())
+        expected = self._planner.expect(window.sizes, self._coming.lengths.demand(window.rate), TargetTimes())
         if not expected.fits or max(expected.busy) > _BUSY:
             return
         if window.tpot is not None:
@@ -226,10 +231,8 @@ class Policy:
         """Whether another size is any help where none is enough."""
         if new == old:
             return False
-        there = self._planner.expect(new, demand, wanted)
-        return there.meets(wanted) or _pressed(there) < 0.98 * _pressed(
-            self._planner.expect(old, demand, wanted)
-        )
+        here, there = (self._planner.expect(sizes, demand, wanted) for sizes in (old, new))
+        return there.meets(wanted) or _pressed(there) < 0.98 * _pressed(here)
 
     def _fewer(self, seen: Observed, later: Demand, wanted: TargetTimes) -> Advice | None:
         waited = seen.at - self._changed

@@ -112,9 +112,7 @@ class PilotSettings:
         """(prices by pool, the most an hour). Raises ConfigError where one is said without the other."""
         said = _typed(self.pilot_price, "--pilot-price", names, _price)
         if bool(self.pilot_usd) != bool(said):
-            flag, other = (
-                ("--pilot-usd", "--pilot-price") if self.pilot_usd else ("--pilot-price", "--pilot-usd")
-            )
+            flag, other = ("--pilot-usd", "--pilot-price")[:: 1 if self.pilot_usd else -1]
             raise ConfigError(f"{flag}: does nothing without {other}", param=flag[2:].replace("-", "_"))
         lacking = [name for name, pool in names.items() if said and pool not in said]
         if lacking:

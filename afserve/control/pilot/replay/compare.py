@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from afserve.control.pilot.classes import wanted_of
-from afserve.control.pilot.observed import Observed
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import PilotRules, Policy
 from afserve.control.pilot.replay.counts import Packet
@@ -18,6 +17,7 @@ from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes
 _OF_ORACLE = 0.99  # of its attainment, that fixed sizes have to reach
 _REPLICAS = 4  # at the busiest time, of which one is the autoscaler's unit; there may be twice as many
 _FILLED = 0.7  # of what a replica can hold inside the targets, at which the autoscaler keeps it
+SIZERS = ("pilot", "oracle", "fixed", "replicas")
 _BEGINNING = 600.0  # seconds whose arrivals the first sizes are for
 
 
@@ -35,12 +35,7 @@ class Comparison:
 
     @property
     def rows(self) -> tuple[tuple[str, PlayedDay], ...]:
-        return (
-            ("pilot", self.pilot),
-            ("oracle", self.oracle),
-            ("fixed", self.fixed),
-            ("replicas", self.replicas),
-        )
+        return tuple((name, getattr(self, name)) for name in SIZERS)
 
 
 def compare(
@@ -58,20 +53,13 @@ def compare(
     aims = [one for one in world.classes if one.name]
     own = Planner(planner.model, world.wanted, limits) if aims else planner
     policy = Policy(own, rules, aims)
-
-    def look(seen: Observed) -> PoolSizes | None:
-        advice = policy.look(seen)
-        return None if advice is None else advice.new
-
-    piloted = play(world, packets, first, look)
+    piloted = play(world, packets, first, policy.sizes)
     knowing = best_oracle(world, packets, planner)
     still = fixed(world, packets, planner, _OF_ORACLE * knowing.met)
     unit, per_replica, rate = _unit(planner, packets)
     count = max(1, ceil(1.2 * begun.rate / rate))
     scaled = replicas(world, packets, unit, per_replica, (count, 2 * _REPLICAS), replica_start)
-    judged = policy.judge.ttft.compared + policy.judge.tpot.compared
-    held = policy.judge.ttft.held + policy.judge.tpot.held
-    return Comparison(piloted, knowing, still, scaled, unit, judged, held)
+    return Comparison(piloted, knowing, still, scaled, unit, *policy.judge.intervals)
 
 
 def _known_wanted(world: World, packets: Sequence[Packet]) -> TargetTimes:

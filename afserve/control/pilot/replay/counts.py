@@ -1,7 +1,7 @@
 """What arrives in a replay, and sums over it as gateways and nodes count them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from afserve.control.pilot.classes import ClassAim
@@ -46,16 +46,16 @@ class PacketCounts:
     came: float = 0.0
     prompt_tokens: float = 0.0
     prompt_squares: float = 0.0
-    read: float = 0.0  # first tokens
-    read_seconds: float = 0.0
-    read_late: float = 0.0
+    first: float = 0.0  # first tokens
+    first_seconds: float = 0.0
+    first_late: float = 0.0
     ended: float = 0.0
     answer_tokens: float = 0.0
-    decode_seconds: float = 0.0  # from a first token to the last
-    decode_late: float = 0.0
+    rest_seconds: float = 0.0  # from a first token to the last
+    rest_late: float = 0.0
     met: float = 0.0  # in time in both
     tokens: float = 0.0  # generated
-    reader_seconds: float = 0.0  # busy, by readers
+    prefill_busy: float = 0.0
 
     def __post_init__(self) -> None:
         self.kinds = [KindCounts() for _ in self.classes]
@@ -70,21 +70,21 @@ class PacketCounts:
     def note_first(self, one: Packet, first: float) -> None:
         """Its first token came at that second."""
         seconds, kind = first - one.at, self.kinds[one.kind]
-        self.read += one.weight
-        self.read_seconds += seconds * one.weight
+        self.first += one.weight
+        self.first_seconds += seconds * one.weight
         self.tokens += one.weight
         kind.first += one.weight
         if seconds > self._times[one.kind][0]:
-            self.read_late += one.weight
+            self.first_late += one.weight
             kind.first_late += one.weight
 
     def note_ended(self, one: Packet, first: float, ended: float) -> None:
         kind, (ttft, tpot) = self.kinds[one.kind], self._times[one.kind]
         self.ended += one.weight
         self.answer_tokens += one.answer * one.weight
-        self.decode_seconds += (ended - first) * one.weight
+        self.rest_seconds += (ended - first) * one.weight
         late = ended - first > tpot * max(one.answer - 1, 1)
-        self.decode_late += one.weight * late
+        self.rest_late += one.weight * late
         kind.rest += one.weight
         kind.rest_late += one.weight * late
         if not late and first - one.at <= ttft:
@@ -101,17 +101,5 @@ class PacketCounts:
         return found
 
     def load(self) -> PoolLoad:
-        return PoolLoad(
-            came=self.came,
-            prompt_tokens=self.prompt_tokens,
-            prompt_squares=self.prompt_squares,
-            first=self.read,
-            first_seconds=self.read_seconds,
-            first_late=self.read_late,
-            ended=self.ended,
-            answer_tokens=self.answer_tokens,
-            rest_tokens=self.answer_tokens - self.ended,
-            rest_seconds=self.decode_seconds,
-            rest_late=self.decode_late,
-            prefill_busy=self.reader_seconds,
-        )
+        sums = {one.name: getattr(self, one.name) for one in fields(PoolLoad) if hasattr(self, one.name)}
+        return PoolLoad(**sums, rest_tokens=self.answer_tokens - self.ended)

@@ -59,7 +59,7 @@ class EventRun:
         for number in ended:
             times = self._run.times[number]
             self.counts.note_ended(self.packets[number], times.first, times.ended)
-        self.counts.reader_seconds = self._run.reading_seconds
+        self.counts.prefill_busy = self._run.reading_seconds
 
     def _note_came(self) -> None:
         fresh = range(self._noted, self._run.came)

@@ -124,7 +124,7 @@ class FlowRun:
             done = max(at, one.at + one.prompt / self._pace.read_rate)
             heappush(self._handed, (done + self.stages.tables.hand_over(one.prompt), int(head[1])))
         self._reading = self.sizes.prefill * busy / (end - self.now)
-        self.counts.reader_seconds += self.sizes.prefill * busy
+        self.counts.prefill_busy += self.sizes.prefill * busy
 
     def _admit(self, end: float) -> None:
         while self._handed and self._handed[0][0] < end:

@@ -96,8 +96,8 @@ def play_on(world: World, run: FlowRun | EventRun, sizer: Sizer) -> PlayedDay:
     came = max(counts.came, 1e-9)
     return PlayedDay(
         counts.met / came,
-        (counts.read_late + counts.came - counts.read) / came,
-        (counts.decode_late + counts.came - counts.ended) / came,
+        (counts.first_late + counts.came - counts.first) / came,
+        (counts.rest_late + counts.came - counts.ended) / came,
         paid / 3600,
         until / 3600,
         tuple(changes),
