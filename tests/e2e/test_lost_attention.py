@@ -105,13 +105,16 @@ class Stream:
         self.texts, self.reasons, self.scores, self.usage = {}, {}, [], None
         self.pieces, self.done = 0, False
 
-    async def read(self):
+    async def read(self, most=None):
+        """All of it, or so many characters of it at least."""
         async with self.client.stream("POST", "/v1/completions", json=self.asked) as answer:
             assert answer.status_code == 200
             async for line in answer.aiter_lines():
                 self.done = self.done or line == "data: [DONE]"
                 if line.startswith("data: {"):
                     self.add(json.loads(line[6:]))
+                if most is not None and len(self.texts.get(0, "")) >= most:
+                    return self
         assert self.done
         return self
 
