@@ -24,6 +24,7 @@ from afserve.spec_parts import (
     TableSpec,
     projections_of,
 )
+from afserve.tiles import EncoderSpec
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
@@ -54,6 +55,7 @@ class ModelSpec:
     coverage: QuantCoverage | None = None
     predictors: int = 0
     table: TableSpec | None = None
+    encoder: EncoderSpec | None = None
 
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""
@@ -162,6 +164,10 @@ class ModelSpec:
         )
         joins = self.predictors * 2 * h * h + (h * self.table.heads * self.table.width if self.table else 0)
         return stack + joins + self.vocab_size * h * (1 if self.tied else 2) + h
+
+    def encoder_parameters(self) -> int:
+        """Of the encoder of pictures, which every attention node has."""
+        return self.encoder.parameters(self.hidden) if self.encoder else 0
 
     def cut(self, layers: int) -> "ModelSpec":
         """The first `layers` layers of this model; at least one MoE layer must remain."""

@@ -37,7 +37,7 @@ from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
 from afserve.engine.step.host_reader import Fetch
 from afserve.engine.step.load import ExpertLoad
-from afserve.engine.step.look_ups import look_ups_of
+from afserve.engine.step.look_ups import beside_of
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
 from afserve.errors import RequestError
@@ -69,7 +69,7 @@ class AttentionNode(Generic[T]):
         self.kv = KvCache(model, config, weights, groups)
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
         self.kv.on_forgotten = self.told.gone
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told)
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told, spec.encoder)
         self._load = ExpertLoad.of(spec, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
@@ -79,10 +79,10 @@ class AttentionNode(Generic[T]):
         loops = open_followers(
             behind, draft_model, model, self.kv, runners, self._scheduler.blocks, self._load, config, clock
         )
-        own, look_ups = (model, self.kv, self._scheduler), look_ups_of(model, link, len(runners))
+        own, beside = (model, self.kv, self._scheduler), beside_of(model, link, len(runners))
         self._micro_batches = [
-            MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, looks)
-            for i, (runner, loop, looks) in enumerate(zip(runners, loops, look_ups, strict=True))
+            MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
+            for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
         ]
         self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
         self._tickets: list[T | Fetch | None] = [None] * config.micro_batches

@@ -28,7 +28,7 @@ from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
 from afserve.engine.step.host_reader import Fetch, HostReader
 from afserve.engine.step.load import ExpertLoad
-from afserve.engine.step.look_ups import LookUps
+from afserve.engine.step.look_ups import Beside
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.routed_rows import note_routed, take_routed
 from afserve.engine.step.runner import StepRun, StepRunner, T
@@ -82,21 +82,21 @@ class MicroBatch(Generic[T]):
         load: ExpertLoad,
         drafting: Drafting | None = None,
         follower: Follower[T] | None = None,
-        look_ups: LookUps[T] | None = None,
+        beside: Beside[T] | None = None,
     ) -> None:
         """`load` knows which experts tokens chose. Without `drafting` nobody guesses; a `follower` guesses behind each
-        step. `look_ups`: of a model with a table."""
+        step. `beside`: of a model with a table or an encoder."""
         self.index = index
         self._model, self._kv, self._scheduler, self._runner = model, kv, scheduler, runner
         self._meter, self._config, self._load = meter, config, load
-        self._drafting, self._follower, self._look_ups = drafting, follower, look_ups
+        self._drafting, self._follower, self._beside = drafting, follower, beside
         device = device_of(model.ops.device)
         self._buffers, self._reader = StepBuffers(device, config.max_model_len), HostReader(device)
         self._sampler = Sampler(model.ops, self._buffers)
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
-        self.paused = False  # between two layers, where it can go on at once
+        self.paused = False  # between layers or tiles, where it can go on at once
         self.ran: RanStep | None = None  # the last step, where its drafts are to be priced
         self.plan: StepPlan | None = None
 
@@ -128,9 +128,10 @@ class MicroBatch(Generic[T]):
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
-            if self._look_ups is not None:
-                rows_TX, why = yield from self._look_ups.rows_of(self.plan, step.token_T)
-                step = replace(step, looked_up_TX=rows_TX, not_looked_up=why)
+            if self._beside is not None:
+                self.paused = True
+                step = yield from self._beside.added(self.plan, step)
+                self.paused = False
             try:
                 run: StepRun[T] | None = self._runner.run_step(step)
                 while run is not None:

@@ -62,7 +62,8 @@ def shares_of(spec: ModelSpec, devices: int, *, split_head: bool = True) -> Devi
     leading = _each(spec, lambda layer: _leading(layer, devices))
     further = _each(spec, lambda layer: _further(layer, devices))
     head = -(-spec.vocab_size // devices) * spec.hidden if split_head else 0
-    return DeviceShares(leading, replace(further, predictors=0, table=None), devices - 1, head)
+    further = replace(further, predictors=0, table=None, encoder=None)
+    return DeviceShares(leading, further, devices - 1, head)
 
 
 def check_split(spec: ModelSpec, devices: int) -> None:

@@ -222,6 +222,7 @@ def _spec(fields: ConfigFields, family: Family) -> ModelSpec:
         quantization=quantization,
         coverage=read_coverage(fields),
         table=family.table(fields),
+        encoder=family.encoder(fields),
     )
 
 

@@ -28,6 +28,7 @@ from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, latent_tables
 from afserve.models.router import Sent, load_router, parted
+from afserve.models.vision.encoder import TileEncoder
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import DenseSpec, RopeSpec
@@ -164,6 +165,7 @@ class AttentionModel:
         found: list[DecoderLayer] = []
         self.predictor: Predictor | None = None
         self.head: DraftHead | None = None
+        self.encoder: TileEncoder | None = None
         self._positions = max_positions
         for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention

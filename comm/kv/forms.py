@@ -39,11 +39,13 @@ from afserve.comm.kv.messages import (
     blocks_of_piece,
 )
 from afserve.errors import ProtocolError
+from afserve.tiles import MOST_TILE_BYTES, pack_tiles, unpack_tiles
 
 _MOST_WHY = 512
 _LEAST_WHERE, _MOST_WHERE = 8, 1 << 16  # bytes, where there are any
 _MOST_TOLD = 1 << 12  # bytes
 _MOST_SALT = 1024  # bytes
+_MOST_TILED = MOST_TILE_BYTES + (1 << 16)  # with their heads
 MAGIC = 0x41464B56  # AFKV
 _FIELD_BYTES = 40
 _HEAD = struct.Struct(
@@ -105,7 +107,9 @@ _FORMS: dict[type[Message], _Form] = {
     Offer: _form(1, "generation:I", "names", b"".join, _names),
     CopiesKept: _form(1, "count:I"),
     Prefill: _form(
-        1, "request:Q generation:I priority:i share:H here:I life:I count:I salted:H named:H", "tokens"
+        2,
+        "request:Q generation:I priority:i share:H here:I life:I count:I salted:H named:H tiled:I",
+        "tokens",
     ),
     Coming: _form(1, "queued:I rate:Q known:I"),
     Row: _form(1, "checksum:Q", "payload"),
@@ -159,11 +163,12 @@ def encode(message: Message) -> tuple[bytes, Payload]:
 
 
 def _asked(prefill: Prefill) -> tuple[bytes, bytes]:
-    """Its fields, and its salt, its tenant and its tokens behind each other."""
+    """Its fields, and its salt, its tenant, its tokens and its tiles behind each other."""
     p, salt, tenant = prefill, prefill.salt.encode(), prefill.tenant.encode()
-    lengths = len(p.tokens), len(salt), len(tenant)
+    tiles = pack_tiles(p.tiles)
+    lengths = len(p.tokens), len(salt), len(tenant), len(tiles)
     fields = p.request, p.generation, p.priority, p.share, p.here, p.life, *lengths
-    return _FORMS[Prefill].packed.pack(*fields), salt + tenant + array("I", p.tokens).tobytes()
+    return _FORMS[Prefill].packed.pack(*fields), salt + tenant + array("I", p.tokens).tobytes() + tiles
 
 
 def decode_head(raw: Payload, block_bytes: int) -> Head:
@@ -202,7 +207,9 @@ def _limits(head: Head, block_bytes: int) -> tuple[int, int, bool]:
         fits = 0 < count <= blocks_of_piece(block_bytes, large=True) and first + count <= MOST_NAMES
         return _LEAST_WHERE if head.following else 0, _MOST_WHERE, fits
     if kind is Prefill:
-        return 4 * count, 4 * count + _MOST_SALT, 0 < count <= MOST_TOKENS
+        tiled = head.fields["tiled"]
+        fits = 0 < count <= MOST_TOKENS and tiled <= _MOST_TILED
+        return 4 * count + tiled, 4 * count + tiled + _MOST_SALT, fits
     if kind is Coming:
         return 0, 0, head.fields["known"] <= MOST_NAMES
     if kind is Row:
@@ -226,14 +233,18 @@ def decode(head: Head, body: Payload) -> Message:
 
 def _prefill(head: Head, body: bytes) -> Prefill:
     fields = dict(head.fields)
-    count, salted, named = (fields.pop(name) for name in ("count", "salted", "named"))
+    count, salted, named, tiled = (fields.pop(name) for name in ("count", "salted", "named", "tiled"))
     texts, rest = body[: salted + named], body[salted + named :]
-    if len(rest) != 4 * count:
+    if len(rest) != 4 * count + tiled:
         raise ProtocolError(
             f"KV blocks: a Prefill of {count} tokens has {len(rest)} bytes behind a salt of {salted} "
             f"and a name of {named}"
         )
     tokens = array("I")
-    tokens.frombytes(rest)
+    tokens.frombytes(rest[: 4 * count])
+    try:
+        tiles = unpack_tiles(rest[4 * count :])
+    except ValueError as error:
+        raise ProtocolError(f"KV blocks: a Prefill with {error}") from error
     salt, tenant = (text.decode(errors="replace") for text in (texts[:salted], texts[salted:]))
-    return Prefill(head.transfer, tokens=tuple(tokens), salt=salt, tenant=tenant, **fields)
+    return Prefill(head.transfer, tokens=tuple(tokens), salt=salt, tenant=tenant, tiles=tiles, **fields)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import xxhash
 
 from afserve.comm.kv.rooms import NOWHERE
+from afserve.tiles import Tile
 
 Name = bytes  # of a block: a cryptographic hash of the model, the dtype, the tenant's salt and all tokens up to its end
 Payload = bytes | bytearray | memoryview
@@ -125,7 +126,7 @@ class Prefill:
     `request` is the puller's number of whose they are, for traces. `generation` is the life of the node that is asked;
     of requests the one with the lowest `priority` is first, a `tenant` has turns by its `share`, and `salt` keeps the
     blocks of tenants apart. The puller, in that `life` of it, has the first `here` blocks of the prompt itself, and
-    lends them until the transfer ends.
+    lends them until the transfer ends. `tiles` are of pictures in the prompt.
     """
 
     transfer: int
@@ -138,6 +139,7 @@ class Prefill:
     share: int = 1
     here: int = 0
     life: int = 0
+    tiles: tuple[Tile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

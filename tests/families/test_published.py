@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from afserve.cli.plan.catalog import load_model
 from afserve.config import ModelSource
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import FAMILIES, load_spec, naming_of, spec_from_config
+from afserve.launch.plan.footprint import role_bytes
 from afserve.models.identity import role_of
 from tests.engine.driving import config
 from tests.engine.local_cluster import LocalCluster
@@ -148,12 +150,49 @@ def test_what_ling_refuses(fields, words):
         spec_from_config(MODELS["ling-3.0-flash"] | fields)
 
 
+SCOUT_VISION = {
+    "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "num_attention_heads": 16,
+    "image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
+    "projector_output_dim": 4096, "vision_output_dim": 4096, "rope_theta": 10000, "hidden_act": "gelu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"image_size": 337}, "vision_config: image_size: 337 is not a multiple of 2 . patch_size 14"),
+        ({"intermediate_size": 5633}, "intermediate_size: 5633 is not 4 times hidden_size 1408"),
+        ({"num_attention_heads": 15}, "hidden_size: 1408 is not a multiple of 4 . num_attention_heads 15"),
+        ({"vision_output_dim": 7680}, "vision_output_dim: 7680 is not projector_output_dim 4096"),
+        ({"pixel_shuffle_ratio": 0.25}, "pixel_shuffle_ratio: 0.25 is not supported; supported: 0.5"),
+    ],
+)
+def test_what_llama4s_encoder_refuses(fields, words):
+    text = MODELS["llama-4-scout"]
+    with pytest.raises(CheckpointError, match=words):
+        spec_from_config(
+            {"model_type": "llama4", "text_config": text, "vision_config": SCOUT_VISION | fields}
+        )
+
+
 def test_llama4_beside_a_vision_model():
     text = MODELS["llama-4-scout"]
     spec = spec_from_config(
-        {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 7}}
+        {
+            "model_type": "llama4",
+            "text_config": text,
+            "vision_config": SCOUT_VISION,
+            "image_token_index": 200092,
+        }
     )
     assert spec.hidden == 5120 and spec.layers == 48
+    assert spec.encoder is not None and spec.encoder.rows == 144 and spec.encoder.tile_bytes == 338_688
+    assert round(spec.encoder_parameters() / 1e6) == 872
+    source = ModelSource("", "scout", dtype="bfloat16")
+    seeing, blind = (
+        role_bytes(one, source, "int8", "int8")[0] for one in (spec, replace(spec, encoder=None))
+    )
+    assert seeing - blind == 2 * spec.encoder_parameters(), "never rounded"
     assert naming_of(spec).embedding == "language_model.model.embed_tokens.weight"
 
 

@@ -194,7 +194,13 @@ CONFIGS["minimax_m3_vl"] = {"text_config": {
 }}  # fmt: skip
 CONFIGS["qwen3_vl_moe"] = {"text_config": CONFIGS["qwen3_moe"]}
 CONFIGS["gemma4"] = CONFIGS["gemma4_text"]
-CONFIGS["llama4"] = CONFIGS["llama4_text"]
+CONFIGS["llama4"] = CONFIGS["llama4_text"] | {
+    "image_token_index": 7,
+    "vision_config": {
+        "image_size": 24, "patch_size": 4, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "projector_input_dim": 12, "projector_output_dim": 12, "vision_output_dim": 12,
+    },
+}  # fmt: skip
 CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
 OWN_NAMES = {"longcat_flash", "longcat_flash_ngram"}
 """Their layers are counted by another name, each being two of ours: the planner reads them as these families alone."""

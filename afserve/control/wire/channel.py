@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from afserve.errors import ConfigError
+from afserve.tiles import MOST_TILE_BYTES
 from afserve.tls import Certificates, CertifiedRole, Pems, lacks
 
 log = logging.getLogger("afserve.control")
@@ -30,7 +31,7 @@ TOKEN_KEY = "authorization"  # noqa: S105  the name of a header
 TOKEN_FILE = "token"  # noqa: S105  the name of a file
 
 # A prompt of a million tokens is 4 MB; prompt log-probabilities with 20 alternatives are the largest reply.
-_TO_NODE_BYTES = 16 << 20
+_TO_NODE_BYTES = (16 << 20) + MOST_TILE_BYTES
 _FROM_NODE_BYTES = 64 << 20
 # A stopped process (Ctrl-Z, a paused virtual machine) answers no ping and shall lose nobody for it within a minute.
 # The controller notices silent nodes by their heartbeats; this is for nodes whose controller's host is gone.

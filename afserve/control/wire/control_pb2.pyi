@@ -833,7 +833,7 @@ class ExpertAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant", "prediction", "retain")
+    __slots__ = ("request", "prompt", "sampling", "generated", "kv_from", "priority", "cache_salt", "keep", "origin", "tenant", "prediction", "retain", "tiles")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -846,6 +846,7 @@ class Submit(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
     RETAIN_FIELD_NUMBER: _ClassVar[int]
+    TILES_FIELD_NUMBER: _ClassVar[int]
     request: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -858,7 +859,8 @@ class Submit(_message.Message):
     tenant: Tenant
     prediction: _containers.RepeatedScalarFieldContainer[int]
     retain: float
-    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ..., retain: _Optional[float] = ...) -> None: ...
+    tiles: bytes
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., generated: _Optional[_Iterable[int]] = ..., kv_from: _Optional[_Union[KvSource, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ..., tenant: _Optional[_Union[Tenant, _Mapping]] = ..., prediction: _Optional[_Iterable[int]] = ..., retain: _Optional[float] = ..., tiles: _Optional[bytes] = ...) -> None: ...
 
 class Tenant(_message.Message):
     __slots__ = ("name", "share")

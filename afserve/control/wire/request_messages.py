@@ -34,6 +34,7 @@ from afserve.engine.scheduling.request import (
     TokenLogprob,
 )
 from afserve.engine.scheduling.routed_experts import RoutedExperts
+from afserve.tiles import pack_tiles, unpack_tiles
 
 
 def _put_tokens(value: Tokens, proto: Proto) -> None:
@@ -122,6 +123,7 @@ def _put_submit(value: Submit, proto: Proto) -> None:
     proto.prediction.extend(request.prediction)
     proto.priority = request.priority
     proto.cache_salt, proto.retain = request.cache_salt, request.retain
+    proto.tiles = pack_tiles(request.tiles)
     put_fields(value, proto, leave=("request",))
     if request.tenant != NO_TENANT:
         put_fields(request.tenant, proto.tenant)
@@ -156,6 +158,7 @@ def _take_submit(proto: Proto) -> Submit:
         tenant=tenant,
         prediction=tuple(proto.prediction),
         retain=proto.retain,
+        tiles=unpack_tiles(proto.tiles),
     )
     return take_fields(Submit, proto, request=request)
 

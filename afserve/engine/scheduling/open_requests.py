@@ -29,6 +29,11 @@ class OpenRequests(dict[int, Sequence]):
         del self[sequence.request.handle]
         self._ahead -= sequence.request.ahead
 
+    @property
+    def tile_bytes(self) -> int:
+        """Of the pictures of all of them."""
+        return sum(len(tile.pixels) for one in self.values() for tile in one.request.tiles)
+
     def rest_from(self, now: float) -> None:
         """A step is over that somebody waited for."""
         self._rest_until = now + REST

@@ -13,6 +13,7 @@ from afserve.drafts import DRAFT_TOKENS
 from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.errors import RequestError, shown
+from afserve.tiles import Tile
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -228,7 +229,7 @@ class GenerationRequest:
     `purpose` than an answer ends with its own row, and no logits are computed for it: its one token is 0. Nobody reads
     it here: what it finds counts where it was asked for. `ttft` is the most seconds that its first token should take:
     prompts are split over nodes by it, and nothing else is. `prediction` is what its asker expects as the answer, a
-    draft. What it leaves in the cache is evicted after all else for `retain` seconds.
+    draft. What it leaves in the cache is evicted last for `retain` seconds. `tiles` are of pictures in its prompt.
     """
 
     handle: int
@@ -246,6 +247,7 @@ class GenerationRequest:
     ttft: float | None = None
     prediction: tuple[int, ...] = ()
     retain: float = 0.0
+    tiles: tuple[Tile, ...] = ()
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, AHEAD_PRIORITY)
@@ -257,10 +259,8 @@ class GenerationRequest:
         if self.wants_row and self.params.max_tokens != 1:
             raise RequestError("purpose: a row comes with one token; set max_tokens to 1", param="purpose")
         if len(self.cache_salt) > MAX_SALT:
-            raise RequestError(
-                f"cache_salt: has {len(self.cache_salt)} characters, at most {MAX_SALT} are allowed",
-                param="cache_salt",
-            )
+            size = len(self.cache_salt)
+            raise RequestError.about("cache_salt", f"has {size} characters, at most {MAX_SALT} are allowed")
         try:
             self.cache_salt.encode()
         except UnicodeEncodeError:

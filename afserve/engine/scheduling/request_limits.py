@@ -3,25 +3,29 @@
 from dataclasses import dataclass
 
 from afserve.engine.scheduling.request import GenerationRequest
-from afserve.errors import RequestError
+from afserve.errors import OverloadedError, RequestError
+from afserve.tiles import MOST_TILE_BYTES, EncoderSpec
+
+MOST_HELD = 1 << 30  # bytes of tiles of a node's open requests: a small file may hold a large picture
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Tokens of one request that the model takes, tokens that the node's KV cache holds, and the number of token
-    ids."""
+    """Tokens of one request that the model takes, tokens that the node's KV cache holds, the number of token ids, and
+    what the model encodes pictures with."""
 
     model_length: int
     capacity: int
     vocabulary: int
+    encoder: EncoderSpec | None = None
 
     @property
     def longest(self) -> int:
         """A sequence ends with so many tokens."""
         return min(self.model_length, self.capacity)
 
-    def check(self, request: GenerationRequest) -> None:
-        """Raises RequestError."""
+    def check(self, request: GenerationRequest, held: int = 0) -> None:
+        """Raises RequestError, or OverloadedError. Open requests have `held` bytes of tiles."""
         length, limit = len(request.prompt_ids) + len(request.generated), self.model_length
         what = "the prompt and what was generated have" if request.generated else "the prompt has"
         if not request.prompt_ids:
@@ -32,6 +36,8 @@ class RequestLimits:
                 param="prompt",
             )
         self._check_ids(request)
+        if request.tiles:
+            self._check_tiles(request, held)
         if len(request.generated) >= request.params.max_tokens:
             raise RequestError(
                 f"generated: {len(request.generated)} tokens are there and max_tokens is {request.params.max_tokens}: "
@@ -45,6 +51,35 @@ class RequestLimits:
         if length >= self.capacity:
             raise RequestError(
                 f"{what} {length} tokens, the KV cache of a node holds {self.capacity}", param="prompt"
+            )
+
+    def _check_tiles(self, request: GenerationRequest, held: int) -> None:
+        """One begins within the prompt, which may end in the middle of its rows."""
+        if self.encoder is None:
+            raise RequestError(
+                "tiles: this model has no encoder of pictures, it reads text only", param="tiles"
+            )
+        end, rows, prompt = 0, self.encoder.rows, request.prompt_ids
+        for tile in request.tiles:
+            if len(tile.pixels) != self.encoder.tile_bytes:
+                raise RequestError(
+                    f"tiles: one has {len(tile.pixels)} bytes, this model's have {self.encoder.tile_bytes}",
+                    param="tiles",
+                )
+            place = prompt[tile.start : tile.start + rows]
+            if tile.start < end or not place or set(place) != {self.encoder.token}:
+                raise RequestError(
+                    f"tiles: the {rows} tokens from {tile.start} on are not {self.encoder.token} all, or another "
+                    "tile's",
+                    param="tiles",
+                )
+            end = tile.start + rows
+        own = len(request.tiles) * self.encoder.tile_bytes
+        if own > MOST_TILE_BYTES:
+            raise RequestError(f"tiles: {own} bytes, at most {MOST_TILE_BYTES} are taken", param="tiles")
+        if held + own > MOST_HELD:
+            raise OverloadedError(
+                f"{held} bytes of pictures are open, at most {MOST_HELD} are held; try again later"
             )
 
     def _check_ids(self, request: GenerationRequest) -> None:

@@ -30,6 +30,7 @@ from afserve.engine.scheduling.step_plan import DECODE, PROMPT, VERIFY, Chunk, F
 from afserve.engine.scheduling.supposing import NOBODY, drafts_share, suppose_drafts
 from afserve.engine.scheduling.turns import Turns
 from afserve.errors import OverloadedError, RequestError
+from afserve.tiles import EncoderSpec
 
 
 class Scheduler:
@@ -42,14 +43,13 @@ class Scheduler:
         eos_ids: frozenset[int],
         pool: BlockPool | None = None,
         told: ToldCache | None = None,
+        encoder: EncoderSpec | None = None,
     ) -> None:
-        self._config = config
-        self._eos_ids = eos_ids
+        self._config, self._eos_ids = config, eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
         self.blocks = SequenceBlocks(self.pool, told or ToldCache(self.pool))
-        self._limits = RequestLimits(
-            config.max_model_len, self.pool.blocks * self.pool.block_size, vocab_size
-        )
+        capacity = self.pool.blocks * self.pool.block_size
+        self._limits = RequestLimits(config.max_model_len, capacity, vocab_size, encoder)
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
         self._running = Running(config.micro_batches)
@@ -77,7 +77,7 @@ class Scheduler:
         Other nodes compute parts of a `shared` prompt."""
         if request.handle in self.open:
             raise RequestError(f"request {request.handle} is already running", param="handle")
-        self._limits.check(request)
+        self._limits.check(request, self.open.tile_bytes if request.tiles else 0)
         eos = frozenset() if request.params.ignore_eos else self._eos_ids
         sequence = Sequence.start(request, self._order, eos, self.pool.root, guide)
         if not self._waiting.room(sequence, self._config.max_waiting):

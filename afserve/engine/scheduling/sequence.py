@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from afserve.comm.kv.sharing import SharedPrompt
-from afserve.engine.kv.blocks import ROOT, Hash, block_hash, salted
+from afserve.engine.kv.blocks import ROOT, Hash, block_hash, pictured, salted
 from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import GenerationRequest, TokenLogprob
@@ -166,6 +166,9 @@ class Sequence:
         while (len(self.hashes) + 1) * block_size <= len(self.tokens):
             start = len(self.hashes) * block_size
             parent = self.hashes[-1] if self.hashes else self.root
+            if self.request.tiles:
+                begun = (tile for tile in self.request.tiles if 0 <= tile.start - start < block_size)
+                parent = pictured(parent, begun)
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes
 

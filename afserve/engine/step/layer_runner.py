@@ -102,6 +102,8 @@ class LayerRunner(Generic[T]):
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
         """The embedded tokens and the marks of their rows, all fine yet."""
         x_TH, self._not_looked_up = self.model.embed(step.token_T, step.looked_up_TX), step.not_looked_up
+        if step.placed is not None:
+            x_TH.index_copy_(0, step.placed.at_P, step.placed.rows_PH)
         self.taps.note_rows(0, x_TH)
         self._late = None
         return x_TH, self._spoiled.of(step.paged.starts)

@@ -9,6 +9,7 @@ Shapes: T tokens of a step, N heads of the table, K choices of a message, X numb
 """
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Generic, NamedTuple
 
 import torch
@@ -17,7 +18,9 @@ from torch.nn import functional
 
 from afserve.comm.m2n.link_contract import Link
 from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
+from afserve.engine.step.picture_rows import PictureRows
 from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.step_input import StepInput
 from afserve.families.reading.ngrams import Ids, row_numbers
 from afserve.models.decoder import AttentionModel
 
@@ -41,6 +44,11 @@ class LookUps(Generic[T]):
         self._index, self._beside, self._model, self._link = index, beside, model, link
         self._spec, self._table = model.spec, model.spec.table
         self._ahead: _Ahead[T] | None = None
+
+    def added(self, plan: StepPlan, step: StepInput) -> Generator[T | None, None, StepInput]:
+        """The step with what `rows_of` gives."""
+        rows_TX, why = yield from self.rows_of(plan, step.token_T)
+        return replace(step, looked_up_TX=rows_TX, not_looked_up=why)
 
     def rows_of(self, plan: StepPlan, token_T: Tensor) -> Generator[T | None, None, tuple[Tensor, Reasons]]:
         """Float32, (T, X). Rows that nobody gave are NaN: why is told by token of those that were asked ahead, and by
@@ -122,8 +130,14 @@ class LookUps(Generic[T]):
         return [(one.contiguous(), two.contiguous()) for one, two in zip(slices, insides, strict=True)]
 
 
-def look_ups_of(model: AttentionModel, link: Link[T], micro_batches: int) -> Sequence[LookUps[T] | None]:
-    """One for each micro-batch, of a model with a table."""
+Beside = LookUps[T] | PictureRows
+"""What a step reads beside the embeddings of its tokens."""
+
+
+def beside_of(model: AttentionModel, link: Link[T], micro_batches: int) -> Sequence[Beside[T] | None]:
+    """One for each micro-batch, of a model with a table or an encoder of pictures."""
+    if model.encoder is not None:
+        return [PictureRows(model.encoder)] * micro_batches
     if model.spec.table is None:
         return [None] * micro_batches
     return [LookUps(index, micro_batches + index, model, link) for index in range(micro_batches)]

@@ -6,6 +6,7 @@ Shapes: T tokens of the step, S sequences, B most blocks per sequence, R rows wh
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,13 @@ from afserve.engine.kv.blocks import GroupTable
 from afserve.engine.scheduling.step_plan import DECODE, Chunk, StepPlan
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.kernels.paged import HeldStates, PagedBatch
+
+
+class PlacedRows(NamedTuple):
+    """rows_PH in the place of the embeddings of the tokens at_P (int64) of a step."""
+
+    at_P: Tensor
+    rows_PH: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,7 @@ class StepInput:
     shared   the one chunk of a step that needs or gives layers of other nodes
     looked_up_TX  float32, rows of the look-up table of a model that has one; None where nobody needs right ones
     not_looked_up  why nobody gave some of these, by token, where the link does not say it
+    placed   rows of pictures; None where no token of the step is of one
     ahead    nobody waits for it: its runner yields None before each layer, and may be told to end there
     """
 
@@ -47,6 +56,7 @@ class StepInput:
     ahead: bool = False
     looked_up_TX: Tensor | None = None
     not_looked_up: Mapping[int, str] = field(default_factory=dict)
+    placed: PlacedRows | None = None
 
     def move_on(self, counts: Sequence[int]) -> None:
         """Of each sequence with a draft so many tokens count: recurrent states are moved on by those."""

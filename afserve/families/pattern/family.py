@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from afserve.config_json import Config, ConfigFields
 from afserve.families.pattern.naming import Naming
 from afserve.spec_parts import Around, LayerSpec, TableSpec
+from afserve.tiles import EncoderSpec
 
 
 def layer_count(fields: ConfigFields) -> int:
@@ -18,6 +19,10 @@ def plain(fields: ConfigFields) -> Around:
 
 
 def no_table(fields: ConfigFields) -> TableSpec | None:
+    return None
+
+
+def no_encoder(fields: ConfigFields) -> EncoderSpec | None:
     return None
 
 
@@ -37,6 +42,7 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)
     count: Callable[[ConfigFields], int] = layer_count
     table: Callable[[ConfigFields], TableSpec | None] = no_table
+    encoder: Callable[[ConfigFields], EncoderSpec | None] = no_encoder
 
     def config_view(self, fields: ConfigFields) -> ConfigFields:
         """The config as `layers` and `around` read it. What is not in a section counts more than what is."""

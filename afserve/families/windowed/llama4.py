@@ -13,6 +13,7 @@ from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import routed, stack
 from afserve.families.reading.layers import FULL, layer_marks, layer_types
+from afserve.families.reading.vision import tile_encoder
 from afserve.spec_parts import AttentionSpec, LayerSpec
 
 _CHUNKED = "chunked_attention"
@@ -60,4 +61,5 @@ _NAMES = Naming(
     stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", transposed=True),
 )
 FAMILY = Family(_layers, _NAMES, defaults={"rms_norm_eps": 1e-5})
-WITH_VISION = beside_vision(FAMILY, "language_model.model", "language_model.lm_head.weight")
+_TEXT = beside_vision(FAMILY, "language_model.model", "language_model.lm_head.weight")
+WITH_VISION = replace(_TEXT, encoder=tile_encoder)

@@ -126,16 +126,16 @@ def role_bytes(
 
 
 def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: Quantization | None) -> int:
-    """Of an attention node's weights; embeddings are never rounded, and a head that is tied to them is kept apart.
-    `stored`: what says the bits of weights that stay as they are stored."""
-    every = spec.attention_parameters()
+    """Of an attention node's weights; embeddings are never rounded, nor is an encoder, and a head that is tied to them
+    is kept apart. `stored`: what says the bits of weights that stay as they are stored."""
+    every, encoder = spec.attention_parameters(), spec.encoder_parameters() * size
     bits = {"int8": 8.0, "int4": INT4_BITS}.get(dense_dtype, stored.map_bits if stored else None)
     if bits is None:
-        return every * size
+        return every * size + encoder
     embeddings = spec.vocab_size * spec.hidden
     maps = every - (0 if spec.tied else embeddings)
     embedding_bits = stored.embedding_bits if stored else 8.0 * size
-    return int((embeddings * embedding_bits + maps * bits) / 8)
+    return int((embeddings * embedding_bits + maps * bits) / 8) + encoder
 
 
 def usable(machine: Machine) -> int:

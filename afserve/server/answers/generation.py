@@ -89,6 +89,7 @@ class Task:
             ttft=self.asked.scheduling.ttft,
             prediction=tuple(self.asked.expected),
             retain=self.asked.scheduling.retain,
+            tiles=self.asked.tiles,
         )
 
 

@@ -10,11 +10,25 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.bodies.unsupported import KnownField, refuse_known
 
 TEXT_PARTS = ("text", "input_text", "refusal")
+PICTURE = "image_url"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 _NOT_SHOWN = {
     "function_call": KnownField(dict, "use tool_calls"),
     "audio": KnownField(dict, "this model reads text only"),
 }
+
+
+def picture_part(url: object) -> Mapping[str, object]:
+    """A chat's part of content, for a picture that came by another API."""
+    return {"type": PICTURE, "image_url": {"url": url}}
+
+
+class PicturePart(dict[str, object]):
+    """A picture as templates know it; `fields` are the part of content that it came as."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__(type="image")
+        self.fields = fields
 
 
 def messages_of(fields: Fields) -> tuple[Mapping[str, object], ...]:
@@ -47,14 +61,31 @@ def _reasoning(message: Fields) -> Mapping[str, object]:
     return dict.fromkeys(("reasoning_content", "thinking"), told[0]) if told else {}
 
 
-def _content(message: Fields) -> str | None:
-    """The text of a message; array-form content is the texts of its parts, one after the other."""
+def _content(message: Fields) -> str | list[Mapping[str, object]] | None:
+    """The text of a message; array-form content is the texts of its parts, one after the other. What a user says may
+    have pictures: then it is a list of parts as templates know them."""
     value = message.get("content")
     if isinstance(value, list):
-        return "".join(text_part(part) for part in message.sections("content"))
+        parts = message.sections("content")
+        first = next((part for part in parts if part.get("type") == PICTURE), None)
+        if first is None:
+            return "".join(text_part(part) for part in parts)
+        if message.get("role") != "user":
+            raise first.refusal("type", "pictures are read in a user's messages alone; send it in one")
+        return [
+            PicturePart(part) if part.get("type") == PICTURE else {"type": "text", "text": text_part(part)}
+            for part in parts
+        ]
     if value is None and message.get("role") == "user":
         message.refuse_field("content", "a string or an array of text parts")
     return message.text("content")
+
+
+def pictures_of(messages: Sequence[Mapping[str, object]]) -> Sequence[Fields]:
+    """The parts of content that are pictures, in order."""
+    contents = (message["content"] for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [part.fields for part in parts if isinstance(part, PicturePart)]
 
 
 def not_read(kind: object) -> str:

@@ -17,6 +17,7 @@ from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
 from afserve.server.reading.reasoning import Tags
 from afserve.server.reading.table import Reading
+from afserve.tiles import Tile, pack_tiles, unpack_tiles
 
 _HEAD = struct.Struct("=BI")
 _PREPARED, _BODY, _REFUSED = range(3)
@@ -60,7 +61,7 @@ class Prepared:
     request, `kept` is JSON that is stored with it, `ignored` are the wishes that were passed over. `format_field` asked
     for `params.grammar`, `expected` are the tokens of an answer that is expected. `written`: as the tokenizer writes
     what a chat template rendered, where it did. `body`, of that `kind`, is what it came of, where a next turn is to be
-    computed ahead.
+    computed ahead. `tiles` are of pictures in the one prompt of a chat.
     """
 
     prompts: tuple["array[int]", ...]
@@ -81,6 +82,7 @@ class Prepared:
     written: "array[int] | None" = None
     body: bytes = b""
     kind: int = 0
+    tiles: tuple[Tile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,16 @@ def to_bytes(answer: Answer | AfserveError) -> bytes:
     if isinstance(answer, AfserveError):
         refused = {"error": type(answer).__name__, "message": answer.message, "param": answer.param}
         return _framed(_REFUSED, refused)
-    words = asdict(replace(answer, body=b""))
+    words = asdict(replace(answer, body=b"", tiles=()))
     del words["body"]
+    tiles = pack_tiles(answer.tiles)
+    words["tiles"] = len(tiles)
     listed = (*answer.prompts, answer.expected)
     words["prompts"] = [len(ids) for ids in listed]
     del words["expected"]
     words["written"] = answer.written is not None
     words["kept"] = len(answer.kept)
-    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in listed) + answer.kept
+    return _framed(_PREPARED, words) + b"".join(ids.tobytes() for ids in listed) + tiles + answer.kept
 
 
 def from_bytes(data: bytes) -> Answer:
@@ -123,6 +127,7 @@ def from_bytes(data: bytes) -> Answer:
     reading = words["reading"]
     params["stop_token_ids"] = tuple(params["stop_token_ids"])
     params["logit_bias"] = tuple((token_id, bias) for token_id, bias in params["logit_bias"])
+    kept_at = len(data) - words["kept"]
     *prompts, expected = _split(memoryview(data)[at:], words["prompts"])
     return Prepared(
         tuple(prompts),
@@ -134,13 +139,14 @@ def from_bytes(data: bytes) -> Answer:
         Scheduling(**words["scheduling"]),
         reading and _reading(reading),
         words["facts"],
-        data[len(data) - words["kept"] :],
+        data[kept_at:],
         words["resume"] and ResumeOptions(**words["resume"]),
         words["model"],
         tuple(words["ignored"]),
         words["format_field"],
         expected,
         prompts[0] if words["written"] else None,
+        tiles=unpack_tiles(data[kept_at - words["tiles"] : kept_at]),
     )
 
 

@@ -23,7 +23,7 @@ class WarmEndpoint(PromptsEndpoint[int]):
         return event.cached_tokens if event.finish_reason is not None else None
 
     def computed(self, model: Hosted, asked: Prepared) -> None:
-        if asked.scheduling.retain > 0:
+        if asked.scheduling.retain > 0 and not asked.tiles:  # which nobody keeps to compute them again
             for keeper in model.keeping_warm:
                 keeper.warmed(asked)
 

@@ -7,7 +7,7 @@ from functools import partial
 from afserve.errors import RequestError, shown
 from afserve.server.bodies.declared import MAX_TOKENS, SchedulingFields
 from afserve.server.bodies.fields import Fields, or_else
-from afserve.server.bodies.messages import not_read, text_part
+from afserve.server.bodies.messages import not_read, picture_part, text_part
 from afserve.server.bodies.prepared import ContextLengthError
 from afserve.server.bodies.tools import TOLD_BY_RESULT
 from afserve.server.bodies.unsupported import (
@@ -185,13 +185,15 @@ def _message(message: Fields, deferred: _Deferred) -> list[Body]:
     if not isinstance(content, list):
         return [{"role": role, "content": message.text("content")}]
     found: list[Body] = []
-    texts: list[str] = []
+    parts: list[Mapping[str, object]] = []
     thoughts: list[str] = []
     calls: list[Body] = []
     for block in message.sections("content"):
         kind = block.text("type")
         if kind == "text":
-            texts.append(_text(block))
+            parts.append({"type": "text", "text": _text(block)})
+        elif kind == "image":
+            parts.append(picture_part(_url(block)))
         elif kind == "tool_use":
             arguments = or_else(block.get("input"), {})
             function = {"name": block.text("name"), "arguments": arguments}
@@ -207,12 +209,20 @@ def _message(message: Fields, deferred: _Deferred) -> list[Body]:
             )
         elif kind != "redacted_thinking":
             raise block.refusal("type", not_read(kind))
-    if texts or calls or not found:
-        whole: Body = {"role": role, "content": "".join(texts)}
+    if parts or calls or not found:
+        whole: Body = {"role": role, "content": parts or ""}
         if "".join(thoughts):
             whole["reasoning_content"] = "".join(thoughts)
         found.append({**whole, "tool_calls": calls} if calls else whole)
     return found
+
+
+def _url(block: Fields) -> object:
+    """Of a picture; None where it has no source."""
+    source = block.section("source")
+    if source is None or source.get("type") == "url":
+        return None if source is None else source.get("url")
+    return f"data:{source.text('media_type')};base64,{source.text('data')}"
 
 
 def _result(block: Fields, deferred: _Deferred) -> str:

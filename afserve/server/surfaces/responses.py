@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields, or_else
-from afserve.server.bodies.messages import TEXT_PARTS, not_read, text_part
+from afserve.server.bodies.messages import TEXT_PARTS, not_read, picture_part, text_part
 from afserve.server.bodies.unsupported import (
     OF_REASONING,
     OF_RESPONSES,
@@ -173,7 +173,13 @@ def _message(fields: Fields) -> Body:
 def _content(fields: Fields, key: str) -> object:
     if not isinstance(fields.get(key), list):
         return fields.text(key)
-    return [{"type": "text", "text": text_part(part, _TEXTS)} for part in fields.sections(key)]
+    sees = fields.get("role") == "user"
+    return [
+        picture_part(part.get("image_url"))
+        if sees and part.get("type") == "input_image"
+        else {"type": "text", "text": text_part(part, _TEXTS)}
+        for part in fields.sections(key)
+    ]
 
 
 def _called(kind: str, fields: Fields) -> tuple[str | None, object] | None:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from afserve.config_json import ConfigFields
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import RequestError, shown
 from afserve.grammars.grammar import Compiler
@@ -22,6 +23,7 @@ from afserve.server.bodies.declared import (
     scheduling_of,
 )
 from afserve.server.bodies.fields import Fields
+from afserve.server.bodies.messages import pictures_of
 from afserve.server.bodies.openai import (
     ChatRequest,
     CompletionRequest,
@@ -40,6 +42,7 @@ from afserve.server.surfaces.translate import Translated, named, own_name, refus
 from afserve.server.text.conversation import Conversation, conversation_of
 from afserve.server.text.kinds import TRANSLATED, BodyKind
 from afserve.server.text.next_turn import answer_message, followed, unchanging
+from afserve.server.text.pictures import Picture, PictureReader
 from afserve.server.text.prompt_tokens import Elsewhere, PromptTokens, TextModel
 from afserve.server.text.tokenizer_facts import tokenizer_facts
 from afserve.tokens.chat_template import ChatTemplate
@@ -60,6 +63,7 @@ class Preparer:
         template: ChatTemplate | None = None,
         *,
         compiler: Compiler | None = None,
+        pictures: PictureReader | None = None,
         elsewhere: bool = False,
     ) -> None:
         self._model = model
@@ -70,6 +74,7 @@ class Preparer:
         self._formats = Formats(compiler)
         self._lines = ChangingLines(model.changing_lines)
         self._elsewhere = elsewhere
+        self._pictures = pictures or PictureReader(None, ConfigFields({}, ""), tokenizer)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -143,8 +148,11 @@ class Preparer:
 
     def _chat(self, asked: ChatRequest) -> Prepared:
         self._check_sequences(1, SamplingFields(asked.sampling).n)
-        conversation, prompt = self._render(asked)
+        conversation, prompt, pictures = self._render(asked)
         ids = self._tokens.ids(prompt, False, "messages")
+        tiles = self._pictures.locate(ids, pictures)
+        if tiles and asked.resume is not None:
+            raise RequestError.about("resume", "is not served with pictures; leave it out")
         wanted = conversation.format(asked, prompt)
         grammar = self._formats.checked(wanted)
         reading = conversation.reading(asked, prompt)
@@ -156,7 +164,7 @@ class Preparer:
         )
         skips = not conversation.shows_special(reading)
         prepared = self._prepared([ids], params, asked, None, reading, skips=skips, wanted=wanted)
-        return replace(prepared, written=ids)
+        return replace(prepared, tiles=tiles) if tiles else replace(prepared, written=ids)
 
     def _next_turn(self, fields: Fields) -> Prepared:
         """Of a chat and the token ids of its answer: the beginning of the prompt that follows, for whatever is said."""
@@ -165,11 +173,11 @@ class Preparer:
         body = Fields(self._lines.left_out(section.raw()))
         chat = TRANSLATED[kind][0](body).body if kind in TRANSLATED else body.raw()
         asked = chat_request(Fields(chat))
-        conversation, prompt = self._render(asked)
+        conversation, prompt, _ = self._render(asked)
         reading = conversation.reading(asked, prompt)
         skips = not conversation.shows_special(reading)
         message = answer_message(self._tokenizer, fields.integers("answer"), reading, skips=skips)
-        _, text = self._render(chat_request(Fields(followed(chat, message, kind))))
+        _, text, _ = self._render(chat_request(Fields(followed(chat, message, kind))))
         ids = self._tokens.ids(unchanging(text), False, "messages")
         params = SamplingParams(max_tokens=1, temperature=0.0)
         self._tokens.tokens_left(len(ids), 1, None, "messages")
@@ -301,14 +309,16 @@ class Preparer:
                 f"{prompts} prompts x n {n} = {prompts * n} sequences, at most {self._model.max_sequences}",
             )
 
-    def _render(self, asked: ChatRequest) -> tuple[Conversation, str]:
+    def _render(self, asked: ChatRequest) -> tuple[Conversation, str, Sequence[Picture]]:
         if self._elsewhere:
             raise Elsewhere
         if self._conversation is None:
             raise RequestError.about(
                 "messages", "this model has no chat template; use /v1/completions with a prompt"
             )
-        return self._conversation, self._conversation.render(asked)
+        pictures = self._pictures.read_pictures(pictures_of(asked.messages))
+        prompt = self._pictures.expand(self._conversation.render(asked), pictures)
+        return self._conversation, prompt, pictures
 
 
 def _drawn_by(prepared: Prepared, found: Translated) -> Mapping[str, object]:

@@ -20,6 +20,7 @@ from afserve.kinship import die_with_parent
 from afserve.server.bodies.prepared import Computed, to_bytes
 from afserve.server.bodies.sampling import model_defaults
 from afserve.server.text.kinds import BodyKind
+from afserve.server.text.pictures import PictureReader
 from afserve.server.text.prepare import Preparer, check_template
 from afserve.server.text.preparers import Preparers
 from afserve.server.text.prompt_tokens import TextModel
@@ -72,18 +73,20 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
 def _preparers(models: Sequence[TextModel], seconds: float, mib: int) -> Preparers:
     """Tokenizers take what they take; each template, which is a program, is compiled and tried within the limits."""
     tokenizers = [Tokenizer.from_folder(model.folder) for model in models]
+    readers = [PictureReader.from_folder(m.folder, t) for m, t in zip(models, tokenizers, strict=True)]
     _limit_memory(mib)
-    pairs = zip(models, tokenizers, strict=True)
-    return Preparers([_preparer(model, tokenizer, seconds) for model, tokenizer in pairs])
+    all_of = zip(models, tokenizers, readers, strict=True)
+    return Preparers([_preparer(model, tokenizer, reader, seconds) for model, tokenizer, reader in all_of])
 
 
-def _preparer(model: TextModel, tokenizer: Tokenizer, seconds: float) -> Preparer:
+def _preparer(model: TextModel, tokenizer: Tokenizer, pictures: PictureReader, seconds: float) -> Preparer:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     template = ChatTemplate.from_folder(model.folder)
     check_template(template)
     signal.setitimer(signal.ITIMER_PROF, 0)
     compiler = Compiler(model.folder, model.vocab_size, eos_ids(model.folder))
-    return Preparer(model, tokenizer, model_defaults(model.folder), template, compiler=compiler)
+    defaults = model_defaults(model.folder)
+    return Preparer(model, tokenizer, defaults, template, compiler=compiler, pictures=pictures)
 
 
 def _limit_memory(mib: int) -> None:

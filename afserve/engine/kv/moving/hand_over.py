@@ -98,9 +98,9 @@ class HandOvers:
         return None if load is None else PromptQueue(load.queued_at(now), load.rate)
 
     def _members(self, one: _HandOver, now: float) -> tuple[SplitMember, ...]:
-        """The prefill nodes that compute it together; none where the one that is asked does alone."""
+        """The prefill nodes that compute it together; none where the one that is asked does alone, as with pictures."""
         source = one.source
-        if source.within is None or not source.helpers:
+        if source.within is None or not source.helpers or one.request.tiles:
             return ()
         nodes = (SplitMember(source.life.generation, source.address), *source.helpers)
         queues = [self._queue_at(node.address, now) or PromptQueue(0.0, 0.0) for node in nodes]
@@ -173,7 +173,7 @@ class HandOvers:
         tokens = (*request.prompt_ids, *request.generated)
         tenant, tail = request.tenant, len(tokens) - len(one.names) * self._block_size
         asked = request.priority, request.cache_salt, tenant.name, tenant.share
-        prompt = Prompt(tokens, request.handle, *asked, tail=tail)
+        prompt = Prompt(tokens, request.handle, *asked, tail=tail, tiles=request.tiles)
         return self._exchange.pull(
             source.address,
             one.names,

@@ -145,6 +145,7 @@ class Prefilling:
             cache_salt=prefill.salt,
             tenant=Tenant(prefill.tenant, prefill.share),
             purpose=purpose,
+            tiles=prefill.tiles,
         )
 
     def _submit(self, request: GenerationRequest, shared: SharedPrompt | None) -> None:
