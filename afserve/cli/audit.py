@@ -52,7 +52,7 @@ def audit(files: tuple[Path, ...], after: str, last: str | None, lines: int | No
     elif lines is None:
         click.echo(
             "Whether lines are missing at the end cannot be seen here: keep this hash elsewhere, and give it to the "
-            "next check as --last"
+            "next check as --last, or `audit` of the running server's /status"
         )
 
 

@@ -104,11 +104,11 @@ def test_node(played, client, tmp_path):
 
 
 @pytest.mark.parametrize("client", TYPED)
-def test_answers_are_what_the_sdks_types_say(played, client):
+def test_answers_are_what_the_sdks_types_say(played, client, tmp_path):
     """A program that its type checker takes sends what is ours, and validates answers strictly."""
     python = python_with([*TYPED[client], "mypy"])
     program = str(CLIENTS / client)
-    run_whole(CLIENTS, python, "-m", "mypy", "--strict", "--config-file", os.devnull, program)
+    run_whole(tmp_path, python, "-m", "mypy", "--strict", "--config-file", os.devnull, program)
     run_whole(CLIENTS, python, program, played[1])
 
 

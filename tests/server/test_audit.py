@@ -31,6 +31,7 @@ def audited(make_backend, run_server, tmp_path):
 def test_who_asked_what(audited):
     http, path = audited
     asked = {"prompt": "a secret", "max_tokens": 3}
+    assert http.get("/status").json()["audit"] == START
     usage = http.post("/v1/completions", json=asked, headers={"x-request-id": "mine"}).json()["usage"]
     http.post("/v1/messages", json={"max_tokens": 2, "messages": [{"role": "user", "content": "a secret"}]})
     http.post("/v1/embeddings", json={"input": "a secret"})
@@ -62,13 +63,16 @@ def written(path, count):
     for number in range(count):
         kept.note_request({"number": number})
     kept.finish_writing()
+    return kept.file.last
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_change_is_found(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("audit") / "log"
-    written(path, 6)
+    last, again = written(path, 6), AuditFile(str(path))
+    assert last == again.last == entries(path)[-1]["hash"]
+    again.close()
     lines = path.read_bytes().splitlines(keepends=True)
     at = data.draw(st.integers(0, 5))
     how = data.draw(st.sampled_from(["number", "drop", "swap", "twice", "bytes", "space", "key"]))

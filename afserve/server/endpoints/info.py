@@ -134,13 +134,13 @@ def anthropic_models(models: Sequence[tuple[ServedModel, str]]) -> dict[str, obj
 
 
 async def status_object(service: Service, model: Hosted) -> dict[str, object]:
-    backend = model.backend
-    view = await backend.view()
+    backend, view = model.backend, await model.backend.view()
     return {
         "model": model_object(backend.model, backend.model.name),
         "models": [each.model_name for each in service.models],
         "ready": backend.ready() and not service.answering.draining,
         "version": __version__,
+        "audit": None if service.audit is None else service.audit.file.last,
         "epoch": view.epoch,
         "picked": dict(view.picked),
         "balance": list(view.balance),

@@ -25,7 +25,8 @@ class AuditFile:
         except OSError as error:
             raise ConfigError(f"audit-log: {path}: {error.strerror}", param="audit-log") from error
         self._path = path
-        self._last, self._size = START, 0  # of the line that this process wrote last, and of the file then
+        self.last, self._size = START, 0  # the hash of the last line that is known here, and the file's size
+        self.last = self._last_hash()
 
     def append(self, entry: Mapping[str, object]) -> None:
         """All of a line or nothing of it: raises OSError."""
@@ -38,7 +39,7 @@ class AuditFile:
             if os.write(self._file, line) < len(line):
                 os.ftruncate(self._file, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._last, self._size = hash_of(line) or START, size + len(line)
+            self.last, self._size = hash_of(line) or START, size + len(line)
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -52,7 +53,7 @@ class AuditFile:
             try:
                 if self._is_in_place():
                     return
-                self._last, self._size = self._last_hash(), 0
+                self.last, self._size = self._last_hash(), 0
                 new = _opened(self._path)
             except OSError:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -73,7 +74,7 @@ class AuditFile:
         """Of a file that was emptied that of the last line which this process wrote, so that the chain shows it."""
         size = os.fstat(self._file).st_size
         if size in (0, self._size):
-            return self._last
+            return self.last
         length = _TAIL
         while True:
             tail = os.pread(self._file, length, max(0, size - length))

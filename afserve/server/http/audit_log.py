@@ -21,7 +21,7 @@ class AuditLog:
     """Raises ConfigError where the file cannot be written."""
 
     def __init__(self, path: str) -> None:
-        self._file, self._path = AuditFile(path), path
+        self.file, self._path = AuditFile(path), path
         self._queue: queue.Queue[Mapping[str, object] | None] = queue.Queue(MOST_WAITING)
         self._lost = 0
         self._thread = threading.Thread(target=self._run, name="audit-log", daemon=True)
@@ -50,7 +50,7 @@ class AuditLog:
         while (entry := self._queue.get()) is not None:
             lost = int(str(entry.get("lost", 0))) + failed
             try:
-                self._file.append({**entry, "lost": lost} if lost else entry)
+                self.file.append({**entry, "lost": lost} if lost else entry)
                 failed = 0
             except Exception as error:  # noqa: BLE001  whatever one entry meets, the next one is tried
                 if not failed:
@@ -58,4 +58,4 @@ class AuditLog:
                         "audit-log: %s: %s; entries are lost until it can be written", self._path, error
                     )
                 failed += 1
-        self._file.close()
+        self.file.close()
