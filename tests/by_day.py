@@ -35,6 +35,12 @@ def make_none_of_the_night(test: pytest.Metafunc) -> None:
     test._calls = (by_day if own is None else []) or test._calls[:1]
 
 
+def seeds(count: int) -> list[object]:
+    """For a test of seeded cases: a fifth of them by day, and six at least, as of drawn examples; all by night."""
+    few = max(6, count // 5)
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, count))]
+
+
 def covering(cases: Sequence[Sequence[str]], together: int) -> list[int]:
     """Numbers of the cases to run: of each so many values that meet in some case, one where they do; the first always.
 

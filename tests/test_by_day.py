@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tests.by_day import covering, leave_the_rest_to_the_night, make_none_of_the_night
+from tests.by_day import covering, leave_the_rest_to_the_night, make_none_of_the_night, seeds
 from tests.conftest import has_none_quick
 
 
@@ -75,6 +75,8 @@ def test_no_others_are_made_by_day() -> None:
     assert Cases(alike, pytest.mark.long).by_day() == alike[:1]
     assert Cases(alike[1:2]).by_day() == alike[1:2]
     assert Cases([]).by_day() == []
+    assert [len([seed for seed in seeds(count) if isinstance(seed, int)]) for count in (200, 20)] == [40, 6]
+    assert len(seeds(200)) == 200
 
 
 @pytest.mark.parametrize(

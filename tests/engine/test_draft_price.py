@@ -10,6 +10,7 @@ from afserve.engine.draft.allotment import NOBODY, Others, RowPrices, allot
 from afserve.engine.draft.price import Candidate, RanStep
 from afserve.engine.draft.search_turns import SearchTurns
 from afserve.engine.draft.step_costs import ExpertSpread, StepCosts
+from tests.by_day import seeds
 
 
 def drawn_case(rng: random.Random):
@@ -39,7 +40,7 @@ def drawn_case(rng: random.Random):
     )
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", seeds(200))
 def test_an_allotment_stays_within_what_was_guessed_and_what_the_step_has_room_for(seed):
     drafts, rows, others, room, prices = drawn_case(random.Random(seed))
     lengths = allot(drafts, rows, others, room, prices)
@@ -51,7 +52,7 @@ def test_an_allotment_stays_within_what_was_guessed_and_what_the_step_has_room_f
 
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("dearer", [("own",), ("shared",), ("own", "shared", "expert")])
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", seeds(100))
 def test_dearer_rows_never_mean_longer_drafts(seed, dearer):
     drafts, rows, others, room, prices = drawn_case(random.Random(seed))
     before = allot(drafts, rows, others, room, prices)
@@ -67,7 +68,7 @@ def test_dearer_rows_never_mean_longer_drafts(seed, dearer):
         before = after
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_no_other_number_of_tokens_is_expected_to_be_faster(seed):
     drafts, rows, _, room, prices = drawn_case(random.Random(seed))
     lengths = allot(drafts, rows, NOBODY, room, prices)
@@ -206,7 +207,7 @@ def test_all_sequences_that_rest_are_tried_in_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_a_price_stays_within_bounds_whatever_it_is_told(seed):
     """And says the same when it is told the same."""
 
