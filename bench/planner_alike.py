@@ -7,22 +7,31 @@ learn them. It knows no physics.
 import numpy as np
 from numpy.typing import NDArray
 
-from afserve.placement.planner.perf.engine_rows import DEVICES, LENGTHS, REQUESTS, SIGNAL, UNLIKE, Like
+from afserve.placement.planner.perf.engine_rows import (
+    DEVICES,
+    LENGTHS,
+    REQUESTS,
+    SHARE,
+    SHARE_REQUESTS,
+    SIGNAL,
+    UNLIKE,
+    Like,
+)
 
 Array = NDArray[np.float64]
-NOISE, CLIP = 0.05, 2.0
+NOISE, CLIP = {"tpot": 0.04, "ttft": 0.1}, 2.0
 """Spread of the errors that rows alike do not share, and the largest error that is learned from."""
-_TAIL, _ROUNDS = 3.0, 8
+_TAIL, _ROUNDS = 4.0, 8
 """Degrees of freedom of the errors that rows do not share (Student's t: a benchmark that compiled while it was measured
 is off by ten times), and rounds of weighing them."""
 
 
-def likeness(rows: tuple[Like, ...], requests: Array, devices: Array) -> Array:
-    """Of every row to every other; requests and devices in doublings."""
-    exponent = _apart(requests, REQUESTS) + _apart(devices, DEVICES)
+def likeness(rows: tuple[Like, ...], requests: Array, devices: Array, *, shared: bool = False) -> Array:
+    """Of every row to every other; requests and devices in doublings. shared: of what their errors share."""
+    exponent = _apart(requests, SHARE_REQUESTS if shared else REQUESTS) + _apart(devices, DEVICES)
     for length in ("prompt", "answer"):
         exponent = exponent + _apart(np.log2([getattr(row, length) for row in rows]), LENGTHS)
-    for place, cost in enumerate(UNLIKE.values()):
+    for place, cost in enumerate((SHARE if shared else UNLIKE).values()):
         names = np.array([row.names[place] for row in rows])
         exponent = exponent + cost * (names[:, None] != names)
     return np.asarray(np.exp(-exponent))
@@ -32,22 +41,23 @@ def _apart(values: Array, deviation: float) -> Array:
     return np.asarray(((values[:, None] - values) / deviation) ** 2 / 2)
 
 
-def learned(alike: Array, errors: Array, series: NDArray[np.str_]) -> tuple[Array, Array]:
+def learned(alike: Array, errors: Array, series: NDArray[np.str_], noise: float) -> tuple[Array, Array]:
     """(weights of the correction, errors that are left on each row when its whole series is not learned from).
 
-    `alike` is (rows, rows), `errors` the fit's log errors: measured over predicted. A row that those alike contradict
-    is heard less: what it does not share with them is taken for noise, and the wider its noise, the less it says.
+    `alike` is (rows, rows), `errors` the fit's log errors: measured over predicted; noise: as of `NOISE`. A row that
+    those alike contradict is heard less: what it does not share with them is taken for noise, and the wider its noise,
+    the less it says.
     """
     heard = np.clip(errors, -CLIP, CLIP)
-    noise = np.full(len(errors), NOISE**2)
-    inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(noise))
+    own = np.full(len(errors), noise**2)
+    inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(own))
     for _ in range(_ROUNDS):
-        alone = noise * (inverse @ heard)  # what of each error is not shared
-        noise = NOISE**2 * np.maximum(1.0, (_TAIL + (alone / NOISE) ** 2) / (_TAIL + 1))
-        inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(noise))
+        alone = own * (inverse @ heard)  # what of each error is not shared
+        own = noise**2 * np.maximum(1.0, (_TAIL + (alone / noise) ** 2) / (_TAIL + 1))
+        inverse = np.linalg.inv(SIGNAL**2 * alike + np.diag(own))
     weights = inverse @ heard
     left = errors - heard
     for name in np.unique(series):
-        own = np.flatnonzero(series == name)
-        left[own] += np.linalg.solve(inverse[np.ix_(own, own)], weights[own])
+        mine = np.flatnonzero(series == name)
+        left[mine] += np.linalg.solve(inverse[np.ix_(mine, mine)], weights[mine])
     return weights, left

@@ -21,13 +21,13 @@ from afserve.placement.planner.perf.engine_rows import (
 )
 from afserve.placement.planner.perf.first_token import Crowd, crowd_of, first_token
 from afserve.placement.planner.perf.fit import Fit, fit_positive
-from bench.planner_alike import learned, likeness
+from bench.planner_alike import NOISE, learned, likeness
 from bench.planner_served import ServedRow
 
 Array = NDArray[np.float64]
 PARTS = tuple(entry.name for entry in fields(Rates))
 _WAITS = tuple(entry.name for entry in fields(Wait))
-_RATE_PRIOR, _FACTOR_PRIOR, _ROUNDS = 0.5, 0.15, 30
+_RATE_PRIOR, _FACTOR_PRIOR, _ROUNDS = 0.5, 0.08, 30
 _WAIT_PRIOR = (0.5, 0.5, 1.0, 1.0, 0.5, 1.0, 0.2)
 COVERED = 0.8
 _USUAL, _WORTH = 1.0, 10
@@ -141,7 +141,8 @@ def fit_engine(
         said = (found.parts * np.array([getattr(rated, name) for name in PARTS])).sum(axis=1)
         said = said * np.array([fitted.labelled(entry) for entry in found.like])
     alike = likeness(found.like, found.requests, found.devices)
-    weights, left = learned(alike, np.log(found.tpot / said), found.series)
+    shared = likeness(found.like, found.requests, found.devices, shared=True)
+    weights, left = learned(shared, np.log(found.tpot / said), found.series, NOISE["tpot"])
     wait, wait_weights = Wait(), np.zeros_like(weights)
     wait_factors: Mapping[str, float] = {}
     known = found.ttft > 0
@@ -237,8 +238,8 @@ def _fit_wait(
     every = replace(found.crowds, step=found.tpot * ratio)
     labelled = [np.prod([factors.get(label, 1.0) for label in like.labels]) for like in found.like]
     errors = np.log(found.ttft / first_token(every, wait, np.array(labelled)))
-    alike = likeness(found.like, found.requests, found.devices) ** REACH["ttft"]
-    weights, _ = learned(alike, errors, found.series)
+    shared = likeness(found.like, found.requests, found.devices, shared=True) ** REACH["ttft"]
+    weights, _ = learned(shared, errors, found.series, NOISE["ttft"])
     return wait, factors, weights
 
 

@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-SIGNAL = 0.2
+SIGNAL = 0.25
 """Spread of the errors that rows alike share."""
 REACH = {"tpot": 1.0, "ttft": 0.5}
-"""Powers of likeness. Errors of first tokens are larger and are shared by rows that are less alike: with 0.3 to 0.7
-the median error on series left out is 0.12, with 1 it is 0.14."""
+"""Powers of likeness. Errors of first tokens are larger and are shared by rows that are less alike."""
 UNLIKE = {"model": 1.5, "chip": 0.8, "experts": 0.7, "layout": 0.7, "prompts": 1.0, "drafts": 1.5}
 """How much less alike two rows are that differ so: exp(-sum)."""
 REQUESTS, LENGTHS, DEVICES = 3.0, 3.0, 1.5
 """Standard deviations of likeness, in doublings."""
+SHARE = {"model": 2.0, "chip": 0.3, "experts": 3.0, "layout": 1.0, "prompts": 1.2, "drafts": 2.0}
+SHARE_REQUESTS = 1.75
+"""The same for what of their errors rows share, which is what corrections are made of: kernels of one precision are off
+alike on all chips, those of two hardly. The size of errors, and so the interval, goes by likeness."""
 FAR, FAR_WEIGHT = 0.16, 0.5
 """Error assumed far from every row, and its weight beside the likeness of rows."""
 NEW = 0.4
@@ -154,11 +157,12 @@ def _near(values: Array, at: Array | float, deviation: float) -> Array:
 
 
 @lru_cache(maxsize=512)
-def _ends(rows: MeasuredRows, like: Like) -> Array:
-    """The part of the likeness that does not depend on requests and devices."""
+def _ends(rows: MeasuredRows, like: Like, shared: bool = False) -> Array:
+    """The part of the likeness that does not depend on requests and devices; shared: of what errors share."""
     exponent = np.zeros(len(rows.like))
     names, lengths = _columns(rows)
-    for cost, known, name in zip(UNLIKE.values(), names, like.names, strict=True):
+    costs = (SHARE if shared else UNLIKE).values()
+    for cost, known, name in zip(costs, names, like.names, strict=True):
         exponent += cost * (known != name)
     for doublings, length in zip(lengths, (like.prompt, like.answer), strict=True):
         exponent += ((doublings - np.log2(length)) / LENGTHS) ** 2 / 2
@@ -181,9 +185,9 @@ def like_grid(rows: MeasuredRows, like: Like, what: str) -> Callable[[Array, Arr
         return lambda requests, devices: np.zeros(np.broadcast_shapes(np.shape(requests), np.shape(devices)))
     steps = np.arange(0.0, _MOST_DEVICES, _DEVICE_STEP)
     reach = REACH[what]
-    by_requests = _near(rows.requests, np.arange(float(_MOST_REQUESTS))[:, None], REQUESTS) ** reach
+    by_requests = _near(rows.requests, np.arange(float(_MOST_REQUESTS))[:, None], SHARE_REQUESTS) ** reach
     by_devices = _near(rows.devices, steps[:, None], DEVICES) ** reach
-    table = SIGNAL**2 * (by_requests * (_ends(rows, like) ** reach * weights)) @ by_devices.T
+    table = SIGNAL**2 * (by_requests * (_ends(rows, like, shared=True) ** reach * weights)) @ by_devices.T
 
     def read(requests: Array, devices: Array) -> Array:
         across = np.clip(np.log2(np.maximum(requests, 1.0)), 0, _MOST_REQUESTS - 1.001)

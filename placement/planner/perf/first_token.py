@@ -16,16 +16,21 @@ from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import prompt_seconds
 
 Array = NDArray[np.float64]
+STEP_TOKENS = 8192
+"""Of prompts in one step: what vLLM and TensorRT-LLM take by default on such devices, and SGLang at least."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crowd:
-    """What the first token waits for. attention, experts: kernel seconds of one prompt. running: requests that are read
-    or in decode on a rank, `total` on all; workers: prefill instances per rank; step: seconds; apart: 1 where prompts
-    run elsewhere."""
+    """What the first token waits for. attention, experts: kernel seconds of one prompt. together: prompts that a step
+    reads at most, `shared` the experts' seconds for each of so many: one pass over their weights is for all. running:
+    requests that are read or in decode on a rank, `total` on all; workers: prefill instances per rank; step: seconds;
+    apart: 1 where prompts run elsewhere."""
 
     attention: Array
     experts: Array
+    shared: Array
+    together: Array
     running: Array
     total: Array
     concurrency: Array
@@ -34,16 +39,24 @@ class Crowd:
     workers: Array
     apart: Array
 
+    def experts_among(self, prompts: Array) -> Array:
+        """Their seconds for each of so many prompts of one step: what a prompt alone takes beyond one of `together` is
+        the pass over the weights."""
+        most = np.maximum(self.together - 1, 1)
+        weights = (self.experts - self.shared) * self.together / most
+        return np.asarray(self.experts - weights * (1 - 1 / np.clip(prompts, 1, self.together)))
+
 
 def first_token(crowd: Crowd, wait: Wait, factor: Array | float) -> Array:
     """Seconds from a request to its first token, the mean over requests. Two things come on top of the prompts in
     front: a full prefill side lets every prompt wait for all others but those in decode, and requests beyond those
     that run wait for a whole answer. Who waits for the one does not wait for the other."""
+    front = np.maximum(crowd.running / crowd.workers - 1, 0.0)
     prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
-    queued = wait.queued * np.maximum(crowd.running / crowd.workers - 1, 0.0) ** wait.power
+    among = wait.attention * crowd.attention + wait.experts * crowd.experts_among(front + 1)
     start = wait.start + wait.steps * crowd.step + wait.request * 1e-4 * crowd.total
-    light = (start + prompt * (1 + queued)) * factor
-    full = crowd.apart * (crowd.concurrency * prompt / crowd.workers - crowd.answer * crowd.step)
+    light = (start + prompt + wait.queued * front**wait.power * among) * factor
+    full = crowd.apart * (crowd.concurrency * _full_reader(crowd, wait) - crowd.answer * crowd.step)
     blocked = (crowd.concurrency / crowd.total - 1) * crowd.answer * crowd.step
     return np.asarray(larger(light + np.maximum(blocked, 0.0), np.asarray(full)))
 
@@ -66,8 +79,12 @@ def readers_keep_up(
 ) -> NDArray[np.bool_]:
     """Whether readers bring as many requests as end where `batch` per rank decode at `tpot` seconds a token."""
     crowd, wait = crowd_of(setting, chip, tensor_parallel, ranks, batch, tpot), setting.engine.wait
-    prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
-    return np.asarray(crowd.total * prompt / crowd.workers <= crowd.answer * tpot)
+    return np.asarray(crowd.total * _full_reader(crowd, wait) <= crowd.answer * tpot)
+
+
+def _full_reader(crowd: Crowd, wait: Wait) -> Array:
+    """Seconds per prompt of readers with prompts enough to fill their steps."""
+    return np.asarray((wait.attention * crowd.attention + wait.experts * crowd.shared) / crowd.workers)
 
 
 def crowd_of(
@@ -84,18 +101,16 @@ def crowd_of(
         setting, engine=PLAIN, workload=replace(setting.workload, decode_only=False), concurrency=0.0
     )
     prefill = setting.prefill
-    if prefill is None:
-        attention, experts = prompt_seconds(here, chip, chip, tensor_parallel, ranks, ranks * tensor_parallel)
-    else:
-        attention, experts = np.zeros_like(ranks), np.zeros_like(ranks)
-        splits = np.full_like(ranks, prefill.devices) if prefill.devices else ranks * tensor_parallel
-        for split in np.unique(splits):
-            which, one = splits == split, np.ones(1)
-            attention[which], experts[which] = prompt_seconds(here, chip, chip, int(split), one, one * split)
+    tokens = setting.workload.mean_prompt * (1 - setting.found.found_share)
+    together = max(int(STEP_TOKENS / max(tokens, 1.0)), 1)
+    attention, experts = _reading(here, chip, tensor_parallel, ranks)
+    _, shared = _reading(here, chip, tensor_parallel, ranks, together)
     total = ranks * resident
     return Crowd(
         attention=attention,
         experts=experts,
+        shared=shared,
+        together=np.full_like(total, float(together)),
         running=resident if prefill is None else total,
         total=np.minimum(total, max(setting.concurrency, 1.0)),
         concurrency=np.full_like(total, max(setting.concurrency, 1.0)),
@@ -104,3 +119,20 @@ def crowd_of(
         workers=np.full_like(total, 1.0 if prefill is None else prefill.workers),
         apart=np.full_like(total, float(prefill is not None)),
     )
+
+
+def _reading(
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, together: int = 1
+) -> tuple[Array, Array]:
+    """(attention, experts): kernel seconds of a prompt, `together` in a step, on the ranks or who reads for them."""
+    prefill = setting.prefill
+    if prefill is None:
+        return prompt_seconds(setting, chip, chip, tensor_parallel, ranks, ranks * tensor_parallel, together)
+    attention, experts = np.zeros_like(ranks), np.zeros_like(ranks)
+    splits = np.full_like(ranks, prefill.devices) if prefill.devices else ranks * tensor_parallel
+    for split in np.unique(splits):
+        which, one = splits == split, np.ones(1)
+        attention[which], experts[which] = prompt_seconds(
+            setting, chip, chip, int(split), one, one * split, together
+        )
+    return attention, experts
