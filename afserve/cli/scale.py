@@ -85,11 +85,7 @@ def _named(what: str, text: str, example: str) -> tuple[str, str]:
 @click.argument("node")
 @group_options(AdminFlags)
 @model_option
-def drain(
-    admin: AdminFlags,
-    node: str,
-    model: str | None,
-) -> None:
+def drain(admin: AdminFlags, node: str, model: str | None) -> None:
     """Let one node of a running server go: `afserve drain expert-1`.
 
     It takes nothing new and goes once nothing needs it; its role has one node less from then on.
@@ -103,12 +99,7 @@ def drain(
 @click.option("--all", "every", is_flag=True, help="All nodes.")
 @group_options(AdminFlags)
 @model_option
-def restart(
-    admin: AdminFlags,
-    nodes: tuple[str, ...],
-    every: bool,
-    model: str | None,
-) -> None:
+def restart(admin: AdminFlags, nodes: tuple[str, ...], every: bool, model: str | None) -> None:
     """Give nodes of a running server new processes, one after another: `afserve restart expert-1` or `--all`.
 
     Each starts when the one before it serves. A node takes nothing new and ends what runs on it first, and its experts
@@ -160,10 +151,7 @@ def _is_gone(name: str) -> Callable[[Fields], str]:
 
 
 def _wait(
-    client: Client,
-    waited: dict[str, Callable[[Fields], str]],
-    timeout: float,
-    say: Callable[[str], object],
+    client: Client, waited: dict[str, Callable[[Fields], str]], timeout: float, say: Callable[[str], object]
 ) -> None:
     """Until each has something to say. A gateway that goes may take this connection with it: it is asked again."""
     heard = time.monotonic()

@@ -105,12 +105,7 @@ SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
 @setting_option(EngineSettings, "isa")
 @click.option("--quick", is_flag=True, help="A few sizes only, to see that it works.")
 @click.option("--json", "as_json", is_flag=True, help="Also print the rows.")
-@click.option(
-    "--out",
-    required=True,
-    type=output_file,
-    help="The file to write, one row per line.",
-)
+@click.option("--out", required=True, type=output_file, help="The file to write, one row per line.")
 def calibrate(model: str, threads: int, isa: str, quick: bool, as_json: bool, out: Path) -> None:
     """Measure stage times on this machine, one to four minutes; then `afserve plan --engine FILE`."""
     begin = time.perf_counter()

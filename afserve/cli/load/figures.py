@@ -127,12 +127,7 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def _holds(one: Heard, slo: Mapping[str, float]) -> bool:
-    took = {
-        "ttft": one.ttft,
-        "itl": max(one.gaps, default=0.0),
-        "tpot": one.tpot or 0.0,
-        "e2e": one.e2e,
-    }
+    took = {"ttft": one.ttft, "itl": max(one.gaps, default=0.0), "tpot": one.tpot or 0.0, "e2e": one.e2e}
     return all(took[name] * 1e3 <= limit for name, limit in slo.items())
 
 

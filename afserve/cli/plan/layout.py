@@ -101,10 +101,7 @@ def with_requests(setting: Setting, flags: LayoutFlags, ttft: str | None) -> Set
             "--ttft: with --concurrency the first token is told and not sought; drop one of them"
         )
     return replace(
-        setting,
-        concurrency=flags.concurrency or 0.0,
-        split_experts=flags.expert_slices,
-        prefill=prefill,
+        setting, concurrency=flags.concurrency or 0.0, split_experts=flags.expert_slices, prefill=prefill
     )
 
 

@@ -44,8 +44,7 @@ class LossFlags:
         help="Mean time between losses of one device, such as 50000h: what that costs over --days.",
     )
     days: float | None = option(
-        type=Within(1e-3, 1e6),
-        help="With --mtbf: days to add up.  [default: those of about 10000 losses]",
+        type=Within(1e-3, 1e6), help="With --mtbf: days to add up.  [default: those of about 10000 losses]"
     )
     notice: str | None = option(
         metavar="TIME",

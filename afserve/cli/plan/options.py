@@ -96,7 +96,7 @@ class HardwareFlags:
     )
     link: float | None = option(type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools.")
     curves: str | None = option(
-        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]",
+        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]"
     )
 
 
@@ -127,14 +127,11 @@ class RoutingFlags:
     """How unevenly experts are chosen, and what stands against it."""
 
     skew: float | None = option(
-        type=Within(0, 4),
-        help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]",
+        type=Within(0, 4), help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]"
     )
     counts: Path | None = option(type=Path, help="Measured routing counts; not beside --skew.")
     redundant: int = option(
-        default=0,
-        type=Within(0, 1 << 16, whole=True),
-        help="Spare expert slots for replicas of hot experts.",
+        default=0, type=Within(0, 1 << 16, whole=True), help="Spare expert slots for replicas of hot experts."
     )
     expert_copies: int = option(
         default=1,
@@ -150,9 +147,7 @@ class GoalFlags:
     tpot: str | None = option(help="Time per output token at most, such as 50ms.")
     ttft: str | None = option(help="Time to first token at most, such as 2s. Needs --input.")
     p99: bool = option(
-        "--p99/--mean",
-        default=False,
-        help="Whether --tpot is for the 99th percentile. Default: the mean.",
+        "--p99/--mean", default=False, help="Whether --tpot is for the 99th percentile. Default: the mean."
     )
     slo: str | None = option(
         type=click.Choice(NAMES), help="TTFT and TPOT at the 99th percentile as a benchmark asks for them."

@@ -9,11 +9,7 @@ from afserve.placement.planner.question import Question, RankedPlans
 
 
 def as_values(
-    question: Question,
-    found: RankedPlans,
-    panel: Panel,
-    verdict: str,
-    changes: dict[str, float | None],
+    question: Question, found: RankedPlans, panel: Panel, verdict: str, changes: dict[str, float | None]
 ) -> dict[str, object]:
     """The JSON of --json. Times in ms, rates in tokens per second, money in USD."""
     plans = [_values(plan) for plan in found.plans]

@@ -16,12 +16,7 @@ from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
 from afserve.launch.plan.devices import check_devices, kept_shapes
 from afserve.launch.plan.drafting import bytes_beside, decided
-from afserve.launch.plan.expert_slots import (
-    ExpertSlots,
-    first_placement,
-    spare_for_recovery,
-    without_spare,
-)
+from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.plan.footprint import (
     NODE_OVERHEAD,
     computed_dtype,

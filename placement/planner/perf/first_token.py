@@ -22,14 +22,14 @@ STEP_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crowd:
-    """What the first token waits for. attention, experts: kernel seconds of one prompt. together: prompts that a step
-    reads at most, `shared` the experts' seconds for each of so many: one pass over their weights is for all. running:
-    requests that are read or in decode on a rank, `total` on all; workers: prefill instances per rank; step: seconds;
-    apart: 1 where prompts run elsewhere."""
+    """What the first token waits for. attention, experts, weights: kernel seconds of one prompt, the last those of a
+    pass over the experts' weights, which up to `together` prompts of one step share. running: requests that are read or
+    in decode on a rank, `total` on all; workers: prefill instances per rank; step: seconds; apart: 1 where prompts run
+    elsewhere."""
 
     attention: Array
     experts: Array
-    shared: Array
+    weights: Array
     together: Array
     running: Array
     total: Array
@@ -39,12 +39,9 @@ class Crowd:
     workers: Array
     apart: Array
 
-    def experts_among(self, prompts: Array) -> Array:
-        """Their seconds for each of so many prompts of one step: what a prompt alone takes beyond one of `together` is
-        the pass over the weights."""
-        most = np.maximum(self.together - 1, 1)
-        weights = (self.experts - self.shared) * self.together / most
-        return np.asarray(self.experts - weights * (1 - 1 / np.clip(prompts, 1, self.together)))
+    def prompt(self, wait: Wait, sharers: Array | float) -> Array:
+        """Seconds of a prompt, of so many in a step."""
+        return wait.attention * self.attention + wait.experts * (self.experts + self.weights / sharers)
 
 
 def first_token(crowd: Crowd, wait: Wait, factor: Array | float) -> Array:
@@ -52,11 +49,11 @@ def first_token(crowd: Crowd, wait: Wait, factor: Array | float) -> Array:
     front: a full prefill side lets every prompt wait for all others but those in decode, and requests beyond those
     that run wait for a whole answer. Who waits for the one does not wait for the other."""
     front = np.maximum(crowd.running / crowd.workers - 1, 0.0)
-    prompt = wait.attention * crowd.attention + wait.experts * crowd.experts
-    among = wait.attention * crowd.attention + wait.experts * crowd.experts_among(front + 1)
+    among = crowd.prompt(wait, np.clip(front + 1, 1, crowd.together))
     start = wait.start + wait.steps * crowd.step + wait.request * 1e-4 * crowd.total
-    light = (start + prompt + wait.queued * front**wait.power * among) * factor
-    full = crowd.apart * (crowd.concurrency * _full_reader(crowd, wait) - crowd.answer * crowd.step)
+    light = (start + crowd.prompt(wait, 1.0) + wait.queued * front**wait.power * among) * factor
+    reading = crowd.concurrency * crowd.prompt(wait, crowd.together) / crowd.workers
+    full = crowd.apart * (reading - crowd.answer * crowd.step)
     blocked = (crowd.concurrency / crowd.total - 1) * crowd.answer * crowd.step
     return np.asarray(larger(light + np.maximum(blocked, 0.0), np.asarray(full)))
 
@@ -79,21 +76,12 @@ def readers_keep_up(
 ) -> NDArray[np.bool_]:
     """Whether readers bring as many requests as end where `batch` per rank decode at `tpot` seconds a token."""
     crowd, wait = crowd_of(setting, chip, tensor_parallel, ranks, batch, tpot), setting.engine.wait
-    return np.asarray(crowd.total * _full_reader(crowd, wait) <= crowd.answer * tpot)
-
-
-def _full_reader(crowd: Crowd, wait: Wait) -> Array:
-    """Seconds per prompt of readers with prompts enough to fill their steps."""
-    return np.asarray((wait.attention * crowd.attention + wait.experts * crowd.shared) / crowd.workers)
+    reading = crowd.total * crowd.prompt(wait, crowd.together) / crowd.workers
+    return np.asarray(reading <= crowd.answer * tpot)
 
 
 def crowd_of(
-    setting: Setting,
-    chip: Hardware,
-    tensor_parallel: int,
-    ranks: Array,
-    resident: Array,
-    step: Array,
+    setting: Setting, chip: Hardware, tensor_parallel: int, ranks: Array, resident: Array, step: Array
 ) -> Crowd:
     """`resident` requests per rank run, a step takes `step` seconds, on colocated ranks of `chip`. Where prompts are
     read elsewhere, those that are read there run too."""
@@ -103,13 +91,13 @@ def crowd_of(
     prefill = setting.prefill
     tokens = setting.workload.mean_prompt * (1 - setting.found.found_share)
     together = max(int(STEP_TOKENS / max(tokens, 1.0)), 1)
-    attention, experts = _reading(here, chip, tensor_parallel, ranks)
-    _, shared = _reading(here, chip, tensor_parallel, ranks, together)
+    attention, alone = _reading(here, chip, tensor_parallel, ranks)
+    weights = (alone - _reading(here, chip, tensor_parallel, ranks, together)[1]) / (1 - 1 / max(together, 2))
     total = ranks * resident
     return Crowd(
         attention=attention,
-        experts=experts,
-        shared=shared,
+        experts=alone - weights,
+        weights=weights,
         together=np.full_like(total, float(together)),
         running=resident if prefill is None else total,
         total=np.minimum(total, max(setting.concurrency, 1.0)),
@@ -128,11 +116,10 @@ def _reading(
     prefill = setting.prefill
     if prefill is None:
         return prompt_seconds(setting, chip, chip, tensor_parallel, ranks, ranks * tensor_parallel, together)
-    attention, experts = np.zeros_like(ranks), np.zeros_like(ranks)
+    found, one = np.zeros((2, *np.shape(ranks))), np.ones(1)
     splits = np.full_like(ranks, prefill.devices) if prefill.devices else ranks * tensor_parallel
     for split in np.unique(splits):
-        which, one = splits == split, np.ones(1)
-        attention[which], experts[which] = prompt_seconds(
+        found[:, splits == split] = prompt_seconds(
             setting, chip, chip, int(split), one, one * split, together
         )
-    return attention, experts
+    return found[0], found[1]
