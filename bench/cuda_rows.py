@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from triton.errors import TritonError
 
+from afserve.kernels.devices.opened import device_of
 from bench.cuda_cases import Planned
 from bench.cuda_clock import Case, Limits
 
@@ -85,10 +86,8 @@ def verdicts(rows: Iterable[Row]) -> list[str]:
 
 
 def _check(device: torch.device) -> None:
-    if device.type != "cuda":
-        return
     try:
-        torch.cuda.synchronize(device)
+        device_of(device).finish()
     except RuntimeError as error:
         raise DeviceLost(str(error)) from error
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from afserve.kernels.devices import cuda
 from bench.gpu_compare import verdicts
 from bench.gpu_plan import steps
 from bench.gpu_runner import Row, run_steps
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return compile_all(options.arch or [90, 100], options.triton, options.json, options.write_budget)
     on_gpu = options.device != "cpu"
-    if on_gpu and not torch.cuda.is_available():
+    if on_gpu and not cuda.count_gpus():
         print("not measured: no CUDA device")
         return 0
     return first_run(options.out, options.minutes, options.device, options.only)
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 def first_run(out: Path, minutes: float, device: str, only: list[str] | None = None) -> int:
     on_gpu = device != "cpu"
     planned = [step for step in steps(device, WHEELS, minutes / MINUTES) if not only or step.name in only]
-    known = origin() | {"gpu": torch.cuda.get_device_name() if on_gpu else "none"}
+    known = origin() | {"gpu": cuda.chip_of(torch.device(device)).name if on_gpu else "none"}
 
     def write(row: Row) -> None:
         with out.open("a", encoding="utf-8") as file:

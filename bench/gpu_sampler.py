@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from afserve.engine.sampler import Sampler
@@ -31,7 +30,6 @@ def step_of(logits_RV: Tensor, params: SamplingParams) -> Callable[[], object]:
 
     def call() -> None:
         sampler.sample(logits_RV, rows)
-        if logits_RV.is_cuda:
-            torch.cuda.synchronize(logits_RV.device)
+        device_of(logits_RV.device).finish()
 
     return call

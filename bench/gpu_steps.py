@@ -26,6 +26,8 @@ import torch
 from torch import Tensor
 
 from afserve import LLM, SamplingParams
+from afserve.kernels.devices import cuda
+from afserve.kernels.devices.opened import device_of
 
 TEXTS = ("import os\n", "def main():\n    ", "class Node:\n", "# The expert nodes are", "for i in range(")
 BATCHES, WIDE_BATCHES, SAMPLED = (1, 8, 32, 64), (1, 16, 128), (1, 64, 256)
@@ -46,13 +48,13 @@ def open_llm(topology: str, device: str) -> LLM:
 
 
 def about(device: str) -> None:
-    cuda = torch.cuda.is_available()
+    places = [torch.device("cuda", number) for number in range(cuda.count_gpus())]
+    chips = [cuda.chip_of(place) for place in places]
     tell(
         python=platform.python_version(), torch=torch.__version__, cuda=torch.version.cuda, triton=_triton(),
         compiler=shutil.which("gcc") or shutil.which("cc") or "none",
-        gpus=[torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())] if cuda else [],
-        capability=torch.cuda.get_device_capability() if cuda else [],
-        free_gib=round(torch.cuda.mem_get_info()[0] / 2**30, 1) if cuda else 0.0,
+        gpus=[chip.name for chip in chips], capability=chips[0].capability if chips else [],
+        free_gib=round(cuda.memory_of(places[0])[0] / 2**30, 1) if places else 0.0,
     )  # fmt: skip
     if (tool := shutil.which("nvidia-smi")) is not None:
         for arguments in (("topo", "-m"), ()):
@@ -138,8 +140,7 @@ def copies(device: str) -> None:
 
 def _copy(pool: ThreadPoolExecutor, targets: list[Tensor], parts: list[Tensor], device: str) -> None:
     list(pool.map(Tensor.copy_, targets, parts))
-    if device != "cpu":
-        torch.cuda.synchronize(device)
+    device_of(torch.device(device)).finish()
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -280,9 +280,7 @@ class NativeProducts(Reference):
     def expert_layers(
         self, layers: Sequence[PackedExperts], rows: torch.dtype, sums: torch.dtype
     ) -> LayeredExperts | None:
-        handles = [
-            one.handle for one in layers if isinstance(one.handle, _native.Experts) and one.dtype is rows
-        ]
+        handles = [x.handle for x in layers if isinstance(x.handle, _native.Experts) and x.dtype is rows]
         if len(handles) < len(layers) or sums not in (rows, torch.float32):
             return None
         return LayeredExperts(_native.ExpertLayers(self._engine, handles, CODES[rows], CODES[sums]))

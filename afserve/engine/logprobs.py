@@ -2,30 +2,35 @@
 
 from collections.abc import Sequence as Many
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from afserve.engine.scheduling.request import MAX_LOGPROBS, TokenLogprob
+from afserve.engine.step.host_reader import Reads
+from afserve.engine.step.step_buffers import StepBuffers
 
 LEAST_LOGPROB = -9999.0  # what OpenAI and vLLM say of a token that cannot come; JSON has no -Infinity
 _ROWS = 64  # at once: 64 of 129,280 logits are 33 MB in float32
 
 
-def logprobs_of(logits_RV: Tensor, tokens: Many[int], alternatives: Many[int]) -> list[TokenLogprob]:
+def logprobs_of(
+    logits_RV: Tensor, rows: Many[int], tokens: Many[int], alternatives: Many[int], buffers: StepBuffers
+) -> Reads[list[TokenLogprob]]:
     """One entry for each token and the row that gave it, natural log, with so many `alternatives`. From raw logits,
-    before temperature and penalties. Finite, whatever the logits were. The host waits once."""
+    before temperature and penalties. Finite, whatever the logits were. They are read once."""
     if not tokens:
         return []
-    chosen_R1 = torch.tensor(tokens, device=logits_RV.device)[:, None]
-    pieces = zip(logits_RV.split(_ROWS), chosen_R1.split(_ROWS), strict=True)
-    told_RN = torch.cat([_piece(*piece) for piece in pieces]).tolist()
-    most = min(MAX_LOGPROBS, logits_RV.shape[1])
-    found = []
-    for token, count, (chosen, rank, *best) in zip(tokens, alternatives, told_RN, strict=True):
+    row_R, chosen_R = buffers.write("logprobs", len(tokens), torch.int64, [rows, tokens])
+    pieces = zip(row_R.split(_ROWS), chosen_R[:, None].split(_ROWS), strict=True)
+    told_RN = torch.cat([_piece(logits_RV.index_select(0, row), chosen) for row, chosen in pieces])
+    bits = yield told_RN.view(torch.int64).flatten()
+    most, found = min(MAX_LOGPROBS, logits_RV.shape[1]), list[TokenLogprob]()
+    numbers = np.array(bits, np.int64).view(np.float64).reshape(told_RN.shape).tolist()
+    for token, count, (chosen, rank, *best) in zip(tokens, alternatives, numbers, strict=True):
         pairs = zip(best[:most][:count], best[most:], strict=False)
-        found.append(
-            TokenLogprob(token, _told(chosen), int(rank), tuple((int(i), _told(v)) for i, v in pairs))
-        )
+        top = tuple((int(i), _told(v)) for i, v in pairs)
+        found.append(TokenLogprob(token, _told(chosen), int(rank), top))
     return found
 
 

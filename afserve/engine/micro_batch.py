@@ -19,7 +19,6 @@ from afserve.engine.draft.followers import Follower, following
 from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
-from afserve.engine.logprobs import logprobs_of
 from afserve.engine.sampler import Failure, Sampler, rows_of
 from afserve.engine.scheduling.found_below import NONE_BELOW
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
@@ -35,7 +34,7 @@ from afserve.engine.step.runner import StepRun, StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
-from afserve.engine.verify import Rows, Run, draw_runs, draw_tokens, logprobs_of_runs
+from afserve.engine.verify import Rows, Run, draw_runs, draw_tokens, logprobs_by_chunk, scored_tokens
 from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
 from afserve.tracing.trace import NO_ARGS
@@ -60,11 +59,11 @@ class _Outcome(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """`last` are the chunks that end with a token; `worst` is what `StepRunner.worst_mark` was."""
+    """`last` are the chunks that end with a token; `logprobs` are by `Scored.chunk`; `worst` is what
+    `StepRunner.worst_mark` was."""
 
     last: list[int]
-    logits_RV: Tensor
-    asked: dict[int, Rows]
+    logprobs: dict[int, tuple[TokenLogprob, ...]]
     outcomes: dict[int, Run | Failure]
     worst: int | None
 
@@ -220,7 +219,9 @@ class MicroBatch(Generic[T]):
         mark_1 = None if plan.draws else self._runner.worst_mark()
         draw = draw_runs if plan.drafted else draw_tokens
         outcomes, worst = yield from self._reader.fetch_reads(draw(logits_RV, asked, self._sampler), mark_1)
-        return _Seen(last, logits_RV, asked, outcomes, worst)
+        told = logprobs_by_chunk(logits_RV, [*scored_tokens(plan, ends, asked, outcomes)], self._buffers)
+        logprobs, _ = yield from self._reader.fetch_reads(told, None)
+        return _Seen(last, logprobs, outcomes, worst)
 
     def _conclude(
         self,
@@ -231,11 +232,10 @@ class MicroBatch(Generic[T]):
         step: StepInput | None = None,
     ) -> _Outcome:
         """What the step gave; without a `step` no layer was computed."""
-        last, logits_RV, asked, outcomes, worst = seen
+        last, logprobs, outcomes, worst = seen
         failures = {} if plan.draws else self._runner.take_failures(worst)
         failures = {i: one.message for i, one in outcomes.items() if isinstance(one, Failure)} | failures
         runs = {i: one for i, one in outcomes.items() if i not in failures and not isinstance(one, Failure)}
-        logprobs = logprobs_of_runs(logits_RV, asked, runs)
         accepted: Accepted = {
             index: (runs.get(index, (_UNREAD,)), logprobs.get(index, ()))
             for index in last
@@ -243,8 +243,8 @@ class MicroBatch(Generic[T]):
         }
         for index, chunk in enumerate(plan.chunks):
             if chunk.kind is PROMPT and chunk.sequence.collects_prompt and index not in failures:
-                end = ends[index]
-                self._collect_prompt(chunk.sequence, chunk.start, logits_RV[end - chunk.count : end])
+                first = [None] * (chunk.start == 0)  # nothing foretells it
+                chunk.sequence.prompt_logprobs += [*first, *logprobs.get(~index, ())]
         if step is not None and plan.drafted:
             step.move_on([len(accepted[index][0]) if index in accepted else 0 for index in plan.drafted])
         return _Outcome(accepted, failures, self._vectors(plan, last, ends, rows_RH))
@@ -302,15 +302,6 @@ class MicroBatch(Generic[T]):
             if one is not None:
                 found[index] = one
         return found
-
-    def _collect_prompt(self, sequence: Sequence, start: int, logits_QV: Tensor) -> None:
-        """Row i of the chunk foretells token start + i + 1 of the prompt; the last one's is not the prompt's."""
-        if start == 0:
-            sequence.prompt_logprobs.append(None)
-        following = sequence.tokens[start + 1 : min(start + 1 + len(logits_QV), sequence.prompt_length)]
-        count = sequence.request.params.prompt_logprobs or 0
-        rows_QV = logits_QV[: len(following)]
-        sequence.prompt_logprobs += logprobs_of(rows_QV, following, [count] * len(following))
 
 
 def _drawn(plan: StepPlan, accepted: Accepted) -> dict[int, Run]:

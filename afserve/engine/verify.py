@@ -5,7 +5,7 @@ Each row is drawn as a step without a draft would draw it, with the tokens befor
 min_tokens and grammars see what they would have seen. A row behind a wrong guess was drawn in vain.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from itertools import islice
 from typing import NamedTuple
@@ -13,10 +13,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from afserve.engine.logprobs import logprobs_of
-from afserve.engine.sampler import Failure, Sampler, plain, rows_of
+from afserve.engine.sampler import Failure, Sampler, plain
 from afserve.engine.scheduling.request import TokenLogprob
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
 from afserve.engine.step.host_reader import Reads
+from afserve.engine.step.step_buffers import StepBuffers
 
 Run = tuple[int, ...]  # tokens of one sequence, one after the other
 
@@ -88,19 +90,37 @@ def _confirmed(
     return tuple(run)
 
 
-def logprobs_of_runs(
-    logits_RV: Tensor, asked: Mapping[int, Rows], runs: Mapping[int, Run]
-) -> dict[int, tuple[TokenLogprob, ...]]:
-    """Of the runs whose askers want them, all rows in one call."""
-    rows, tokens, counts = list[int](), list[int](), dict[int, int]()
-    for index, run in runs.items():
-        count = asked[index].sequence.request.params.logprobs
-        if count is not None:
-            counts[index] = count
-            rows += range(asked[index].first, asked[index].first + len(run))
-            tokens += run
-    if not counts:
-        return {}
-    most = [count for index, count in counts.items() for _ in runs[index]]
-    told = iter(logprobs_of(rows_of(logits_RV, rows), tokens, most))
-    return {index: tuple(islice(told, len(runs[index]))) for index in counts}
+class Scored(NamedTuple):
+    """Tokens of a `chunk` whose log-probabilities are wanted, the `first` of the rows that gave them, and how many
+    alternatives. Below zero: ~chunk, whose prompt's they are."""
+
+    chunk: int
+    first: int
+    tokens: Many[int]
+    most: int
+
+
+def scored_tokens(
+    plan: StepPlan, ends: Many[int], asked: Mapping[int, Rows], outcomes: Mapping[int, Run | Failure]
+) -> Iterator[Scored]:
+    """Of runs and of prompts: row i of a chunk foretells token start + i + 1, the last one's is not the prompt's."""
+    for index, chunk in enumerate(plan.chunks):
+        sequence, run = chunk.sequence, outcomes.get(index)
+        params = sequence.request.params
+        if isinstance(run, tuple) and params.logprobs is not None:
+            yield Scored(index, asked[index].first, run, params.logprobs)
+        if chunk.kind is PROMPT and sequence.collects_prompt:
+            end = min(chunk.start + 1 + chunk.count, sequence.prompt_length)
+            following = sequence.tokens[chunk.start + 1 : end]
+            yield Scored(~index, ends[index] - chunk.count, following, params.prompt_logprobs or 0)
+
+
+def logprobs_by_chunk(
+    logits_RV: Tensor, wanted: Many[Scored], buffers: StepBuffers
+) -> Reads[dict[int, tuple[TokenLogprob, ...]]]:
+    """By `chunk`, all in one read."""
+    rows = [one.first + at for one in wanted for at in range(len(one.tokens))]
+    tokens = [token for one in wanted for token in one.tokens]
+    counts = [one.most for one in wanted for _ in one.tokens]
+    told = iter((yield from logprobs_of(logits_RV, rows, tokens, counts, buffers)))
+    return {one.chunk: tuple(islice(told, len(one.tokens))) for one in wanted}

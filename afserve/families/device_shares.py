@@ -81,13 +81,11 @@ def check_split(spec: ModelSpec, devices: int) -> None:
 
 def _check_heads(a: AttentionSpec, layer: int, devices: int) -> None:
     heads = f"layer {layer} has {a.heads} heads (num_attention_heads)"
-    grouped = a.kind != "mla"
-    if grouped:
+    gqa = a.kind != "mla"
+    if gqa:
         heads += f" over {a.kv_heads} of keys and values (num_key_value_heads)"
-    if a.heads % devices or (grouped and a.kv_heads % devices and devices % a.kv_heads):
-        fine = [
-            n for n in (2, 4, 8) if not a.heads % n and not (grouped and a.kv_heads % n and n % a.kv_heads)
-        ]
+    if a.heads % devices or (gqa and a.kv_heads % devices and devices % a.kv_heads):
+        fine = [n for n in (2, 4, 8) if not a.heads % n and not (gqa and a.kv_heads % n and n % a.kv_heads)]
         instead = f"use {' or '.join(map(str, fine))}" if fine else "leave it out"
         raise _refusal(devices, f"{heads}, which are no {devices} equal shares; {instead}")
     if a.qk_norm == "width":

@@ -52,9 +52,7 @@ class Exchanges:
         made = self._made.get(micro_batch)
         if made is not None or self._transport is None:
             return made
-        if any(
-            layer.absent or layer.handle is None or layer.homeless_E is not None for layer in table.layers
-        ):
+        if any(one.absent or one.handle is None or one.homeless_E is not None for one in table.layers):
             return None
         routes = [layer.handle for layer in table.layers[:layers]]
         boxes = self._boxes(micro_batch, table)

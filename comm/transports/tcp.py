@@ -286,9 +286,7 @@ def listen(at: ListenSpec) -> tuple[TcpTransport, str]:
     listener, where = listen_on(at.host), SegmentMap(at.layout, at.expert, at.attention_nodes)
     end, certificates = TcpTransport([Segment.private(where)], at.layout, None), at.credentials.certificates
     places = Seats(where, at.credentials.token)
-    end.open_entrance(
-        listener, certificates, places, lambda new, attention, name: MessageStream(new.connection)
-    )
+    end.open_entrance(listener, certificates, places, lambda new, *_: MessageStream(new.connection))
     return end, address_of(listener, certificates)
 
 

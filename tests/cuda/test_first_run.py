@@ -97,7 +97,7 @@ def test_the_plan_fits_its_time_and_names_what_exists(tmp_path):
 
 
 def test_elsewhere_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr("bench.gpu_first_run.torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("bench.gpu_first_run.cuda.count_gpus", lambda: 0)
     assert gpu_first_run.main([]) == 0
     assert capsys.readouterr().out == "not measured: no CUDA device\n"
 

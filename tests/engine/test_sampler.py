@@ -12,6 +12,7 @@ from afserve.engine.logprobs import logprobs_of
 from afserve.engine.sampler import Failure, Sampler
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.step.host_reader import read_at_once
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
 from afserve.kernels.devices.opened import device_of
@@ -19,10 +20,15 @@ from afserve.kernels.ops import open_ops
 
 V = 12
 OPS = open_ops("cpu", 1)
+HERE = device_of(torch.device("cpu"))
 
 
 def sample(rows, sequences):
-    return Sampler(OPS, StepBuffers(device_of(torch.device("cpu")), 1)).sample(rows, sequences)
+    return Sampler(OPS, StepBuffers(HERE, 1)).sample(rows, sequences)
+
+
+def told(rows, tokens, counts):
+    return read_at_once(logprobs_of(rows, range(len(tokens)), tokens, counts, StepBuffers(HERE, 8)))
 
 
 def sequence(output=(), prompt=(1, 2), eos=(0,), **params):
@@ -118,7 +124,7 @@ def test_logit_bias_and_min_tokens():
 @settings(max_examples=30, deadline=None)
 def test_logprobs(token, count):
     row = logits(9)
-    (entry,) = logprobs_of(row[None], [token], [count])
+    (entry,) = told(row[None], [token], [count])
     truth = row.double().log_softmax(-1)
     assert math.isclose(entry.logprob, float(truth[token]), abs_tol=1e-5)
     assert entry.rank == 1 + int((row > row[token]).sum())
@@ -174,7 +180,7 @@ def every_number_is_served_or_refused(data):
     chosen = sample(torch.stack([row, row, row]), [beside, one, beside])
     assert chosen[0] == chosen[2] == int(row.argmax())
     assert isinstance(chosen[1], int) and 0 <= chosen[1] < V, "one candidate is always left"
-    (entry,) = logprobs_of(row[None], [chosen[1]], [5])
+    (entry,) = told(row[None], [chosen[1]], [5])
     assert all(math.isfinite(value) for value in (entry.logprob, *(v for _, v in entry.top)))
 
 
@@ -238,9 +244,18 @@ def test_a_token_outside_the_vocabulary_changes_no_other_row():
 
 def test_alternatives_do_not_depend_on_what_others_ask_for():
     rows = torch.stack([logits(1).round(), logits(2).round()])
-    both = logprobs_of(rows, [3, 4], [2, 20])
-    assert [both[0]] == logprobs_of(rows[:1], [3], [2]) and len(both[0].top) == 2 and len(both[1].top) == V
-    assert logprobs_of(rows, [], []) == []
+    both = told(rows, [3, 4], [2, 20])
+    assert [both[0]] == told(rows[:1], [3], [2]) and len(both[0].top) == 2 and len(both[1].top) == V
+    assert told(rows, [], []) == []
+
+
+def test_log_probabilities_of_a_step_are_one_read():
+    rows = torch.stack([logits(i) for i in range(200)])
+    reads = logprobs_of(rows, [7, 7, *range(150)], [2] * 152, [3] * 152, StepBuffers(HERE, 8))
+    numbers = next(reads).tolist()
+    with pytest.raises(StopIteration) as ended:
+        reads.send(numbers)
+    assert len(ended.value.value) == 152 and [ended.value.value[0]] == told(rows[7:8], [2], [3])
 
 
 @pytest.mark.slow

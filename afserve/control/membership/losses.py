@@ -331,8 +331,6 @@ class Losses:
         except DeadlineError as error:
             if not migration.adopting:
                 return self._placing.give_up_late_fills(error.message, now)
-            late = [
-                m for node in migration.unanswered if (m := members.last_at(node)) is not None and m.alive
-            ]
+            late = [m for n in migration.unanswered if (m := members.last_at(n)) is not None and m.alive]
             return [e for member in late for e in self.give_up(member, error, now)]
         return []

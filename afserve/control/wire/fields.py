@@ -57,9 +57,7 @@ def put_fields(value: Any, proto: Proto, leave: Collection[str] = ()) -> None:
 
 def take_fields(cls: type[Value], proto: Proto, **others: object) -> Value:
     """`others` are given by the caller."""
-    return cls(
-        *[others[each.name] if each.name in others else _taken(each, proto) for each in _fields_of(cls)]
-    )
+    return cls(*[others[one.name] if one.name in others else _taken(one, proto) for one in _fields_of(cls)])
 
 
 def _taken(each: _Field, proto: Proto) -> Any:

@@ -55,9 +55,7 @@ def kinds_of(
     kinds = _named(schema.get("type"))
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        kinds &= (
-            frozenset(_kind_of(json.dumps(value)) for value in values) if isinstance(values, list) else ANY
-        )
+        kinds &= frozenset(_kind_of(json.dumps(one)) for one in values) if isinstance(values, list) else ANY
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
         if isinstance(branches, list) and branches:
