@@ -91,9 +91,7 @@ class MeasuredModel:
         elif computed >= _LEAST_TOKENS:
             rates.read = _mean(rates.read, load.prefill_busy / computed)
         self._learn_calm(window, decoded)
-        if all(
-            _near(getattr(self.rates, each.name), getattr(rates, each.name)) for each in fields(NodeSeconds)
-        ):
+        if all(_near(getattr(self.rates, one.name), getattr(rates, one.name)) for one in fields(NodeSeconds)):
             return False
         self.rates = replace(rates)
         return True
