@@ -53,7 +53,26 @@ BODIES: tuple[tuple[str, Mapping[str, object]], ...] = (
     ),
     (
         "/v1/messages/count_tokens",
-        {"model": "nano", "messages": [USER], "tools": [{"name": "f", "input_schema": SCHEMA}]},
+        {
+            "model": "nano",
+            "messages": [
+                USER,
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "a",
+                            "content": [{"type": "tool_reference", "tool_name": "g"}],
+                        }
+                    ],
+                },
+            ],
+            "tools": [
+                {"name": "f", "input_schema": SCHEMA},
+                {"name": "g", "input_schema": SCHEMA, "defer_loading": True},
+            ],
+        },
     ),
     ("/v1/chat/completions", {**CHAT, "nvext": HINTS, "prompt_cache_key": "x", "service_class": "x"}),
     ("/v1/completions", {"prompt": "x", "max_tokens": 2, "nvext": HINTS, "retain": 5.0, "cache_salt": "x"}),
