@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ahead.h"
 #include "carver.h"
 
 namespace {
@@ -16,6 +17,9 @@ namespace {
 constexpr int CHUNK = 64;       // keys that are scored at a time
 constexpr int SPAN = 1024;      // keys of one task
 constexpr int TASK_ROWS = 128;  // query rows of one task, unless a token has more heads
+constexpr int DIRECT_ROWS = 64;  // up to so many query rows read keys where they lie; for more, panels of them pay
+constexpr int AHEAD = 128;      // lines of the next keys that are asked for at a time
+constexpr int SAMPLE = 1024;    // scores of a row that say where its best ones begin
 constexpr size_t MOST_SCORES = size_t(1) << 23;  // kept at a time, 32 MiB
 
 // Neighbouring tokens of a sequence, whose scores are rows of `stride`.
@@ -36,14 +40,17 @@ struct Space {
   float* sums;
 
   static size_t bytes(int rows, int blocks) {
-    size_t elements = size_t(whole_groups(rows)) * blocks * BLOCK + size_t(blocks) * PANEL_BLOCK + size_t(blocks) * BLOCK;
+    size_t elements = size_t(whole_groups(rows)) * blocks * BLOCK + size_t(panels(rows)) * blocks * PANEL_BLOCK + size_t(blocks) * BLOCK;
     return elements * sizeof(E) + size_t(whole_groups(rows)) * PANEL * sizeof(float) + 4 * 64;
   }
+
+  // Of 64 keys one, or, where keys are read as they lie, one of each sixteen queries: no fewer for more rows.
+  static int panels(int rows) { return ceil_div(std::min(rows, DIRECT_ROWS), ROW_GROUP); }
 
   Space(char* memory, int rows, int blocks) {
     Carver carver(memory);
     queries = carver.take<E>(size_t(whole_groups(rows)) * blocks * BLOCK);
-    panel = carver.take<E>(size_t(blocks) * PANEL_BLOCK);
+    panel = carver.take<E>(size_t(panels(rows)) * blocks * PANEL_BLOCK);
     zero = carver.take<E>(size_t(blocks) * BLOCK);
     sums = carver.take<float>(size_t(whole_groups(rows)) * PANEL);
   }
@@ -53,7 +60,8 @@ template <class E>
 class Scorer {
  public:
   Scorer(const Isa& isa, const IndexQueries<E>& i, const Batch& batch)
-      : loops_(isa.of<E>()), i_(i), batch_(batch), blocks_(ceil_div(i.keys.size, BLOCK)) {}
+      : isa_(isa), loops_(isa.of<E>()), i_(i), batch_(batch), blocks_(ceil_div(i.keys.size, BLOCK)),
+        lies_(loops_.score && i.block_size % 16 == 0 && i.keys.size % BLOCK == 0) {}
 
   // Scores of a span of keys for a tile's tokens; of keys that one of them does not see, any. False: there is no such block.
   bool score(const Tile& tile, int first, char* memory, float* scores) const {
@@ -61,14 +69,19 @@ class Scorer {
     Space<E> w(memory, rows, blocks_);
     memset(w.zero, 0, size_t(blocks_) * BLOCK * sizeof(E));
     take_queries(tile, rows, w);
+    bool direct = lies_ && rows <= DIRECT_ROWS;
+    if (direct) pack_queries(rows, w);
+    Ahead ahead;
     for (int key = first; key < last; key += CHUNK) {
-      const E* row[CHUNK];
-      if (!point_at_keys(tile.sequence, key, std::min(key + CHUNK, last), w.zero, row)) return false;
-      loops_.pack_keys(row, CHUNK, i_.keys.size, blocks_, w.panel);
-      loops_.gemm(w.queries, size_t(blocks_) * BLOCK, rows, w.panel, blocks_, w.sums, false, {});
+      int end = std::min(key + CHUNK, last);
+      if (direct && end < last) plan_ahead(tile.sequence, end, std::min(end + CHUNK, last), ahead);
+      ahead.take(AHEAD);
+      if (!(direct ? score_as_they_lie(tile.sequence, key, end, rows, w) : score_packed(tile.sequence, key, end, rows, w)))
+        return false;
+      ahead.take(AHEAD);
       for (int n = 0; n < tile.tokens; n++)
-        add_heads(w.sums + size_t(n) * i_.heads * PANEL, i_.weight + size_t(tile.token + n) * i_.heads,
-                  scores + tile.score + n * tile.stride + key);
+        isa_.sum_heads(w.sums + size_t(n) * i_.heads * PANEL, i_.weight + size_t(tile.token + n) * i_.heads, i_.heads,
+                       scores + tile.score + n * tile.stride + key);
     }
     return true;
   }
@@ -84,6 +97,45 @@ class Scorer {
     }
   }
 
+  void pack_queries(int rows, const Space<E>& w) const {
+    for (int first = 0; first < rows; first += ROW_GROUP) {
+      const E* row[ROW_GROUP];
+      for (int r = 0; r < ROW_GROUP; r++) row[r] = w.queries + size_t(first + r) * blocks_ * BLOCK;
+      loops_.pack_keys(row, ROW_GROUP, i_.keys.size, blocks_, w.panel + size_t(first / ROW_GROUP) * blocks_ * PANEL_BLOCK);
+    }
+  }
+
+  bool score_packed(int sequence, int key, int last, int rows, const Space<E>& w) const {
+    const E* row[CHUNK];
+    if (!point_at_keys(sequence, key, last, w.zero, row)) return false;
+    loops_.pack_keys(row, CHUNK, i_.keys.size, blocks_, w.panel);
+    loops_.gemm(w.queries, size_t(blocks_) * BLOCK, rows, w.panel, blocks_, w.sums, false, {});
+    return true;
+  }
+
+  // The same scores. Of sixteens past the last key the last one stands in.
+  bool score_as_they_lie(int sequence, int key, int last, int rows, const Space<E>& w) const {
+    const E* tile[CHUNK / 16];
+    for (int t = 0; t < CHUNK / 16; t++)
+      if (!(tile[t] = sixteen(sequence, std::min(key + t * 16, (last - 1) / 16 * 16)))) return false;
+    for (int r = 0; r < rows; r += ROW_GROUP)
+      loops_.score(w.panel + size_t(r / ROW_GROUP) * blocks_ * PANEL_BLOCK, tile, i_.keys.token_stride, blocks_,
+                   std::min(rows - r, ROW_GROUP), w.sums + size_t(r) * PANEL);
+    return true;
+  }
+
+  void plan_ahead(int sequence, int key, int last, Ahead& ahead) const {
+    ahead.clear();
+    for (; key < last; key += 16)
+      if (const E* keys = sixteen(sequence, key)) ahead.add(keys, 16 * i_.keys.token_stride * sizeof(E));
+  }
+
+  // Where sixteen keys begin; null where there is no such block.
+  const E* sixteen(int sequence, int position) const {
+    int block = batch_.table[sequence * batch_.table_stride + position / i_.block_size];
+    return block >= 0 && block < i_.blocks ? i_.keys.at(block, 0, position % i_.block_size) : nullptr;
+  }
+
   bool point_at_keys(int sequence, int key, int last, const E* zero, const E** row) const {
     const int32_t* table = batch_.table + sequence * batch_.table_stride;
     for (int j = 0; j < CHUNK; j++) row[j] = zero;
@@ -97,20 +149,12 @@ class Scorer {
     return true;
   }
 
-  // One token's scores of a chunk, head after head. What is no number stays none.
-  void add_heads(const float* sum, const float* weight, float* score) const {
-    float total[CHUNK] = {};
-    for (int h = 0; h < i_.heads; h++, sum += PANEL) {
-      float w = weight[h];
-      for (int j = 0; j < CHUNK; j++) total[j] += w * (sum[j] <= 0.0f ? 0.0f : sum[j]);
-    }
-    memcpy(score, total, sizeof total);
-  }
-
+  const Isa& isa_;
   const Loops<E>& loops_;
   const IndexQueries<E>& i_;
   const Batch& batch_;
   const int blocks_;
+  const bool lies_;  // sixteen keys of a block are one tile where they lie
 };
 
 // Higher for a higher score, and highest for what is no number. Both zeros are equal.
@@ -122,31 +166,53 @@ uint32_t rank(float score) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The positions of the `top` best of more scores than that: `kept` has room for 2 top, `seen` a bit for each position.
-template <class Take>
-void best(const float* score, int count, int top, uint64_t* kept, uint64_t* seen, const Take& take) {
+// A score that about `top` of them reach, and most likely no fewer; the lowest of all where a sample of them does not say.
+float likely_least(const float* score, int count, int top, float* sample) {
+  double share = double(SAMPLE) * top / count, reach = share + 3 * std::sqrt(share) + 1;
+  if (count < 2 * SAMPLE || reach >= SAMPLE) return -std::numeric_limits<float>::infinity();
+  for (int i = 0; i < SAMPLE; i++) {
+    float one = score[int64_t(i) * count / SAMPLE];
+    sample[i] = one == one ? one : std::numeric_limits<float>::infinity();
+  }
+  std::nth_element(sample, sample + int(reach), sample + SAMPLE, std::greater<float>());
+  return sample[int(reach)];
+}
+
+// How many scores are not below `least`; their positions ascend.
+int reaching(const float* score, int count, float least, int32_t* at) {
   int held = 0;
-  uint64_t least = 0;
-  auto shrink = [&] {
-    std::nth_element(kept, kept + top - 1, kept + held, std::greater<uint64_t>());
-    held = top;
-    least = kept[top - 1];
-  };
   for (int p = 0; p < count; p++) {
-    uint64_t one = uint64_t(rank(score[p])) << 32 | uint32_t(~p);  // an earlier position is higher
-    if (one <= least) continue;
-    kept[held++] = one;
-    if (held == 2 * top) shrink();
+    at[held] = p;
+    held += !(score[p] < least);  // what is no number is not below
   }
-  if (held > top) shrink();
-  int words = ceil_div(count, 64);
-  std::fill(seen, seen + words, 0);
-  for (int k = 0; k < held; k++) {
-    uint32_t p = ~uint32_t(kept[k]);
-    seen[p / 64] |= uint64_t(1) << p % 64;
+  return held;
+}
+
+// One thread's memory for the best of up to `count` scores.
+struct Ranking {
+  uint64_t *rank, *sorted;
+  int32_t* at;
+
+  static size_t bytes(int count) { return size_t(count) * (2 * sizeof(uint64_t) + sizeof(int32_t)) + 3 * 64; }
+
+  Ranking(char* memory, int count) {
+    Carver carver(memory);
+    rank = carver.take<uint64_t>(count), sorted = carver.take<uint64_t>(count), at = carver.take<int32_t>(count);
   }
-  for (int word = 0; word < words; word++)
-    for (uint64_t bits = seen[word]; bits; bits &= bits - 1) take(word * 64 + __builtin_ctzll(bits));
+};
+
+// The positions of the `top` best of more scores than that, in order.
+template <class Take>
+void best(const float* score, int count, int top, const Ranking& w, const Take& take) {
+  float sample[SAMPLE];
+  int held = reaching(score, count, likely_least(score, count, top, sample), w.at);
+  if (held < top) held = reaching(score, count, -std::numeric_limits<float>::infinity(), w.at);
+  for (int k = 0; k < held; k++) w.rank[k] = uint64_t(rank(score[w.at[k]])) << 32 | uint32_t(~w.at[k]);  // an earlier one is higher
+  std::copy(w.rank, w.rank + held, w.sorted);
+  std::nth_element(w.sorted, w.sorted + top - 1, w.sorted + held, std::greater<uint64_t>());
+  uint64_t least = w.sorted[top - 1];
+  for (int k = 0; k < held; k++)
+    if (w.rank[k] >= least) take(w.at[k]);
 }
 
 // Writes the slots of positions as they come. `sound` says whether all their blocks were there.
@@ -214,8 +280,7 @@ class Choice {
       for (int n = 0; n < at.tokens; n++) rows.push_back({tile, n});
     }
     float* scores = engine_.shared[2].at_least<float>(scores_);
-    size_t words = size_t(ceil_div(longest, 64)) + 2 * size_t(i_.top);
-    engine_.reserve(std::max(Space<E>::bytes(most, ceil_div(i_.keys.size, BLOCK)), words * sizeof(uint64_t)));
+    engine_.reserve(std::max(Space<E>::bytes(most, ceil_div(i_.keys.size, BLOCK)), Ranking::bytes(longest)));
     engine_.pool.run_within(int(spans.size()), [&](int index, int thread) {
       const Span& span = spans[index];
       if (!scorer_.score(tiles_[span.tile], span.first, engine_.scratch<char>(thread), scores)) bad_ = true;
@@ -224,9 +289,9 @@ class Choice {
       engine_.pool.run(int(rows.size()), [&](int index, int thread) {
         const Tile& tile = tiles_[rows[index].first];
         int n = rows[index].second;
-        uint64_t* kept = engine_.scratch<uint64_t>(thread);
         Slots to = slots(tile.sequence, tile.token + n);
-        best(scores + tile.score + n * tile.stride, tile.position + n + 1, i_.top, kept, kept + 2 * size_t(i_.top),
+        int count = tile.position + n + 1;
+        best(scores + tile.score + n * tile.stride, count, i_.top, Ranking(engine_.scratch<char>(thread), count),
              [&](int position) { to.add(position); });
       });
     tiles_.clear();

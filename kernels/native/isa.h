@@ -138,6 +138,8 @@ struct Isa {
   // nothing of a row whose factor is 0.
   void (*sum_scaled)(float* out, const float* rows, size_t step, int count, const float* factor, size_t factor_step,
                      float scale, int size);
+  // score[64] = the sum over `heads` rows of 64 sums, in this order, of weight * relu(sum); what is no number stays none.
+  void (*sum_heads)(const float* sums, const float* weight, int heads, float* score);
   float (*exp_all)(float* x, float top, int size);  // x = e^(x - top), returns the sum
   bool (*all_finite)(const float* x, int size);
   int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite

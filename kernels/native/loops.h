@@ -184,6 +184,18 @@ void sum_scaled(float* out, const float* rows, size_t step, int count, const flo
   }
 }
 
+void sum_heads(const float* sums, const float* weight, int heads, float* score) {
+  f32v none = {}, total[PANEL / LANES] = {};
+  for (int h = 0; h < heads; h++, sums += PANEL) {
+    f32v w = splat(weight[h]);
+    for (int v = 0; v < PANEL / LANES; v++) {
+      f32v sum = load(sums + v * LANES);
+      total[v] += w * (sum < none ? none : sum);
+    }
+  }
+  for (int v = 0; v < PANEL / LANES; v++) store(score + v * LANES, total[v]);
+}
+
 float exp_all(float* x, float top, int size) {
   f32v total = {};
   int i = 0;

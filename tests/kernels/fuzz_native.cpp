@@ -388,7 +388,8 @@ void latent_half(Engine& engine) {
                      own ? packed(wide, own) : nullptr, by_head(rank, nope), by_head(value, rank),
                      packed(hidden, heads * value), packed(count, hidden), nullptr, rule};
   bool indexed = own && random_bits() % 3, choice = false;
-  int dim = rope + up_to(60), top = up_to(300), index_heads = up_to(20);
+  int dim = rope + up_to(60), top = up_to(300), index_heads = up_to(random_bits() % 2 ? 20 : 70);
+  if (random_bits() % 2) dim = (dim + 31) / 32 * 32;
   for (int context : paged.context) choice |= indexed && context > top;
   size_t index_block = size_t(dim) * paged.block;
   Buffer<E> index(indexed ? index_block * paged.blocks : 0), index_norm(dim), index_bias(dim);

@@ -15,13 +15,13 @@ pytestmark = pytest.mark.by_day(2)
 SIZE, HEADS, DIM = 8, 5, 12
 
 
-def batch_of(sequences: list[tuple[int, int]], blocks: list[list[int]]) -> PagedBatch:
+def batch_of(sequences: list[tuple[int, int]], blocks: list[list[int]], size: int = SIZE) -> PagedBatch:
     """(new tokens, context) of each, over these blocks."""
     positions, slots, starts = [], [], [0]
     for (new, context), table in zip(sequences, blocks, strict=True):
         at = range(context - new, context)
         positions += at
-        slots += [table[p // SIZE] * SIZE + p % SIZE for p in at]
+        slots += [table[p // size] * size + p % size for p in at]
         starts.append(starts[-1] + new)
     widest = max(map(len, blocks))
     table = torch.tensor([row + [0] * (widest - len(row)) for row in blocks], dtype=torch.int32)
@@ -105,25 +105,43 @@ def test_nobody_in_the_batch_changes_what_a_token_attends(either: Ops) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "dim", "top"), [(3, 40, 100), (64, 128, 50), (160, 33, 1)])
+@pytest.mark.parametrize(
+    ("heads", "dim", "top", "size"),
+    [(3, 40, 100, 8), (64, 128, 50, 16), (20, 64, 9, 16), (160, 33, 1, 8), (5, 32, 1500, 32)],
+)
 def test_long_contexts_and_many_heads(
-    pair: tuple[Ops, Ops], truth: Ops, dtype: torch.dtype, heads: int, dim: int, top: int
+    pair: tuple[Ops, Ops], truth: Ops, dtype: torch.dtype, heads: int, dim: int, top: int, size: int
 ) -> None:
-    """Over several spans of keys and tiles of tokens, on one thread and on three."""
+    """Over several spans of keys and tiles of tokens, on one thread and on three, and a token by itself. Sixteen keys
+    of a block may be scored as they lie, and a sample may say where the best rows begin."""
     g = torch.Generator().manual_seed(heads)
     sequences = [(5, 2300), (1, 1025), (3, 64), (1, 7)]
     blocks, first = [], 0
     for _, context in sequences:
-        blocks.append([*range(first, first := first - (-context // SIZE))])
-    batch = batch_of(sequences, blocks)
+        blocks.append([*range(first, first := first - (-context // size))])
+    batch = batch_of(sequences, blocks, size)
     q = torch.randn(batch.tokens, heads, dim, generator=g).to(dtype)
     weight = torch.randn(batch.tokens, heads, generator=g)
-    index = torch.randn(first, SIZE, dim, generator=g).to(dtype)
+    index = torch.randn(first, size, dim, generator=g).to(dtype)
     found = [ops.choose_rows(q, weight, index, batch, top) for ops in (*pair, truth)]
     counts = chosen_batch(batch, found[0], top).context_S.tolist()
     assert torch.equal(found[0], found[1])
     for token, count in enumerate(counts):
         assert torch.equal(found[0][token, :count], found[2][token, :count])
+    alone = batch_of([(1, 2298)], blocks[:1], size)
+    one = pair[0].choose_rows(q[2:3], weight[2:3], index, alone, top)
+    assert torch.equal(one[0], found[0][2])
+
+
+@pytest.mark.parametrize("high", [range(0, 4096, 4), range(1, 4096, 4), range(0, 80, 4)])
+def test_a_sample_may_mislead(ops: Ops, high: range) -> None:
+    """Of 4,096 scores it sees each fourth: here all that are high, none, and too few for all that are wanted."""
+    index, top = torch.zeros(256, 16, 32), 30
+    index.view(4096, 32)[torch.tensor(high), 0] = 1.0
+    batch = batch_of([(1, 4096)], [[*range(256)]], 16)
+    slot = ops.choose_rows(torch.ones(1, 1, 32), torch.ones(1, 1), index, batch, top)
+    low = [position for position in range(4096) if position not in high]
+    assert slot[0].tolist() == sorted([*high, *low][:top])
 
 
 def test_queries_may_lie_apart_and_blocks_have_to_be_there(ops: Ops) -> None:
