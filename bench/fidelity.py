@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from afserve.kernels.packed import PackedLinear
 from afserve.kernels.pointwise import capped
 from afserve.kernels.reference import Reference
 from bench.origin import origin
+from tests.families import ngrams
 from tests.families.tiny import TINY as TINY_FAMILIES
 from tests.families.tiny import build
 
@@ -124,11 +125,11 @@ def tiny(name: str, folder: Path, windows: int, length: int) -> Texts:
     return _random(name, folder, windows, length)
 
 
-def families(place: Path, windows: int, length: int) -> Iterator[Texts]:
-    """The first checkpoint of each model type."""
+def families(place: Path, only: Sequence[str], windows: int, length: int) -> Iterator[Texts]:
+    """The first checkpoint of each model type, or those with these names."""
     seen = set[str]()
     for name, (family, _) in TINY_FAMILIES.items():
-        if family in seen:
+        if (name not in only) if only else (family in seen):
             continue
         seen.add(family)
         folder = build(name, place / name)
@@ -144,8 +145,8 @@ def _random(name: str, folder: Path, windows: int, length: int) -> Texts:
 def reference(texts: Texts) -> Iterator[Tensor]:
     """Of each text the log-probabilities of what follows each token but the last, (T, V)."""
     (kind,) = json.loads((texts.folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    load = getattr(transformers, kind).from_pretrained
-    model = load(texts.folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model_class = getattr(transformers, kind, None) or getattr(ngrams, kind)  # which transformers has not
+    model = model_class.from_pretrained(texts.folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         for ids in texts.ids:
             yield model(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)
@@ -236,7 +237,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fidelity", description=__doc__.splitlines()[0])
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--model", type=Path, help="a folder; the bundled model and tiny ones without")
-    asked.add_argument("--families", action="store_true", help="a random checkpoint of each model type")
+    asked.add_argument(
+        "--families", nargs="*", metavar="NAME", help="a random checkpoint of each model type, or of these"
+    )
     parser.add_argument("--texts", type=Path, help="with --model: a JSON file of {name: text}")
     parser.add_argument("--windows", type=int, default=3, help="texts")
     parser.add_argument("--length", type=int, default=256, help="tokens of each at most")
@@ -244,20 +247,20 @@ def main() -> None:
     options = parser.parse_args()
     if (options.model is None) != (options.texts is None):
         parser.error("--model and --texts belong together")
-    sizes = options.windows, options.length
+    sizes, of_families = (options.windows, options.length), options.families is not None
     with tempfile.TemporaryDirectory() as place:
         if options.model is not None:
             every: Iterable[Texts] = [bundled(options.model, options.model.name, options.texts, *sizes)]
-        elif options.families:
-            every = families(Path(place), *sizes)
+        elif of_families:
+            every = families(Path(place), options.families, *sizes)
         else:
             every = [
                 bundled(NANO, "nano", NANO / "heldout.json", *sizes),
                 *(tiny(name, Path(place) / name.replace(" ", "-"), *sizes) for name in TINY),
             ]
         for texts in every:
-            for row in measured(texts, OF_FAMILIES if options.families else FORMATS):
-                row |= {"family": True} if options.families else {}
+            for row in measured(texts, OF_FAMILIES if of_families else FORMATS):
+                row |= {"family": True} if of_families else {}
                 print(json.dumps(row), flush=True)
                 if options.save:
                     with RESULTS.open("a", encoding="utf-8") as file:
