@@ -79,7 +79,7 @@ class AttentionNode(Generic[T]):
         loops = open_followers(
             behind, draft_model, model, self.kv, runners, self._scheduler.blocks, self._load, config, clock
         )
-        own, beside = (model, self.kv, self._scheduler), beside_of(model, link, len(runners))
+        own, beside = (model, self.kv, self._scheduler), beside_of(model, link, self._meter, len(runners))
         self._micro_batches = [
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))

@@ -25,6 +25,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import Chunk, ChunkKind, StepPlan
 from afserve.engine.step.look_ups import LookUps
+from afserve.engine.step.meter import Meter
 from afserve.errors import CheckpointError, ConfigError
 from afserve.families.drafters.dense import draft_model_spec
 from afserve.families.reading.ngrams import row_numbers
@@ -189,7 +190,7 @@ def test_a_step_waits_for_what_was_asked_ahead_only_where_it_needs_it(bank):
     _, spec, _ = bank
     words = lambda token_T: torch.zeros((len(token_T), spec.hidden))  # noqa: E731
     model = SimpleNamespace(spec=spec, words=words, ops=SimpleNamespace(device=torch.device("cpu")))
-    look_ups = LookUps(0, 1, model, SilentAhead())
+    look_ups = LookUps(0, 1, model, SilentAhead(), Meter(FakeClock()))
 
     def first_wait(ids, start):
         sequence = Sequence.start(GenerationRequest(1, ids, SamplingParams(max_tokens=9)), 0, frozenset())
@@ -228,7 +229,7 @@ def test_who_was_given_up_ahead_is_not_asked_for_a_second_deadline(bank):
     link = GivenUp()
     words = lambda token_T: torch.zeros((len(token_T), spec.hidden))  # noqa: E731
     model = SimpleNamespace(spec=spec, words=words, ops=SimpleNamespace(device=torch.device("cpu")))
-    look_ups, ids = LookUps(0, 1, model, link), tuple(range(20, 28))
+    look_ups, ids = LookUps(0, 1, model, link, Meter(FakeClock())), tuple(range(20, 28))
     sequence = Sequence.start(GenerationRequest(1, ids, SamplingParams(max_tokens=9)), 0, frozenset())
     found = []
     for start in (0, 4):
@@ -312,14 +313,31 @@ def test_a_slice_that_is_on_no_node_is_said(checkpoint):
     assert not node.busy and "expert-1: it has closed its transport" in events[-1].error
 
 
+def test_a_row_that_nobody_gave_is_marked_before_keys_leave(checkpoint):
+    """Other nodes with part in a prompt take a layer's keys only where no row was marked by then."""
+    source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
+    (node,) = LocalCluster.build(source, config(), experts=2).attention
+    rows_TX = torch.zeros(3, spec_of(source).expert_width)
+    rows_TX[1, 0] = torch.nan
+    step = SimpleNamespace(
+        token_T=torch.tensor([5, 6, 7]),
+        looked_up_TX=rows_TX,
+        not_looked_up={},
+        paged=SimpleNamespace(starts=(0, 3)),
+    )
+    _, marks_T = node._micro_batches[0]._runner.begin_step(step)
+    assert marks_T.tolist() == [-1, 0, -1]
+
+
 def test_rows_of_a_next_chunk_are_asked_for_while_one_is_computed(checkpoint):
-    """So a step whose tokens all were foreseen asks for nothing."""
+    """So a step whose tokens all were foreseen asks for nothing. Statistics count look-ups with the dispatches."""
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
     cluster = LocalCluster.build(source, config(max_batch_tokens=10), experts=2)
     link, spec, prompt = cluster.attention[0]._link, spec_of(source), tuple(range(20, 53))
-    dispatch, rows = link.dispatch, []
+    dispatch, rows, layers = link.dispatch, [], []
 
     def note(x_TH, expert_TK, weight_TK, *, layer, micro_batch):
+        layers.append(layer)
         if layer == spec.look_up_layer:
             rows.append((micro_batch, int((expert_TK >= 0).any(1).sum())))
         return dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
@@ -331,6 +349,7 @@ def test_rows_of_a_next_chunk_are_asked_for_while_one_is_computed(checkpoint):
         )
     )
     assert rows == [(0, 10), (1, 10), (1, 10), (1, 3), (0, 1)]
+    assert cluster.attention[0].stats().dispatches == len(layers)
 
 
 @pytest.mark.slow

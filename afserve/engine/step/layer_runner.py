@@ -100,13 +100,15 @@ class LayerRunner(Generic[T]):
         return self._spoiled.failures(self._given_up, worst)
 
     def begin_step(self, step: StepInput) -> tuple[Tensor, Tensor]:
-        """The embedded tokens and the marks of their rows, all fine yet."""
+        """The embedded tokens and the marks of their rows: fine, but for those whose look-up nobody gave."""
         x_TH, self._not_looked_up = self.model.embed(step.token_T, step.looked_up_TX), step.not_looked_up
         if step.placed is not None:
             x_TH.index_copy_(0, step.placed.at_P, step.placed.rows_PH)
         self.taps.note_rows(0, x_TH)
-        self._late = None
-        return x_TH, self._spoiled.of(step.paged.starts)
+        self._late, spoiled_T = None, self._spoiled.of(step.paged.starts)
+        if step.looked_up_TX is not None:  # before keys of layer 0 leave for other nodes
+            spoiled_T.masked_fill_(~step.looked_up_TX.sum(-1).isfinite(), 0)
+        return x_TH, spoiled_T
 
     def resume_step(
         self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int

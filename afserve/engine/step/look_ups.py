@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from afserve.comm.m2n.link_contract import Link
 from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
+from afserve.engine.step.meter import Meter
 from afserve.engine.step.picture_rows import PictureRows
 from afserve.engine.step.runner import StepRun, T
 from afserve.engine.step.step_input import StepInput
@@ -37,11 +38,12 @@ class _Ahead(NamedTuple, Generic[T]):
 
 
 class LookUps(Generic[T]):
-    """Of micro-batch `index`; what it asks for ahead goes as micro-batch `beside`."""
+    """Of micro-batch `index`; what it asks for ahead goes as micro-batch `beside`. To `meter` it is a dispatch, from
+    when somebody waits for it."""
 
-    def __init__(self, index: int, beside: int, model: AttentionModel, link: Link[T]) -> None:
+    def __init__(self, index: int, beside: int, model: AttentionModel, link: Link[T], meter: Meter) -> None:
         assert model.spec.table is not None, "a model without a table"
-        self._index, self._beside, self._model, self._link = index, beside, model, link
+        self._index, self._beside, self._model, self._link, self._meter = index, beside, model, link, meter
         self._spec, self._table = model.spec, model.spec.table
         self._ahead: _Ahead[T] | None = None
 
@@ -77,17 +79,22 @@ class LookUps(Generic[T]):
         whole_TX = torch.zeros(x_TX.shape, dtype=torch.float32, device=x_TX.device)
         if bool(wanted_T.any()):
             for slice_TK, inside_TK in self._choices(number_TN, wanted_T):
+                since = self._meter.now()
                 ticket = self._dispatch(self._index, x_TX, slice_TK, inside_TK)
-                while not self._link.ready(ticket):
-                    yield ticket
-                whole_TX += self._link.combine(ticket)
+                whole_TX += yield from self._come(ticket, since)
         return whole_TX
+
+    def _come(self, ticket: T, since: float) -> StepRun[T]:
+        self._meter.sent(self._index, self._spec.look_up_layer, ticket, since)
+        while not self._link.ready(ticket):
+            yield ticket
+        self._meter.back(self._index)
+        return self._link.combine(ticket)
 
     def _take_ahead(self, ticket: T) -> Generator[T | None, None, tuple[Tensor, Reasons]]:
         """What was asked for ahead, and why rows of it are missing."""
-        while not self._link.ready(ticket):
-            yield ticket
-        self._ahead, early_AX = None, self._link.combine(ticket)
+        early_AX = yield from self._come(ticket, self._meter.now())
+        self._ahead = None
         return early_AX, self._link.take_given_up(self._beside)
 
     def _ask_ahead(self, plan: StepPlan) -> None:
@@ -134,13 +141,15 @@ Beside = LookUps[T] | PictureRows
 """What a step reads beside the embeddings of its tokens."""
 
 
-def beside_of(model: AttentionModel, link: Link[T], micro_batches: int) -> Sequence[Beside[T] | None]:
+def beside_of(
+    model: AttentionModel, link: Link[T], meter: Meter, micro_batches: int
+) -> Sequence[Beside[T] | None]:
     """One for each micro-batch, of a model with a table or an encoder of pictures."""
     if model.encoder is not None:
         return [PictureRows(model.encoder)] * micro_batches
     if model.spec.table is None:
         return [None] * micro_batches
-    return [LookUps(index, micro_batches + index, model, link) for index in range(micro_batches)]
+    return [LookUps(index, micro_batches + index, model, link, meter) for index in range(micro_batches)]
 
 
 def _texts(plan: StepPlan, back: int) -> list[_Text]:
