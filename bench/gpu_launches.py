@@ -48,6 +48,7 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
         "gqa": partial(gqa, ops), "mla": partial(mla, ops), "mla-prompts": partial(mla_prompts, ops),
+        "choice": partial(choices, ops),
     }  # fmt: skip
 
 
@@ -129,6 +130,21 @@ def gqa(ops: TritonBackend) -> Iterator[Launch]:
             q, batch = zeros(2 * queries, heads, size), batch_of(2, queries, 4096)
             call = partial(ops.attend_gqa, q, cache, cache, batch, 0.1, window, sink)
             yield f"gqa {heads} heads of {size} {name}", call
+
+
+def choices(ops: TritonBackend) -> Iterator[Launch]:
+    """DeepSeek-V3.2's index heads, GLM-5's, and a few of float32."""
+    for heads, kind in ((64, BF16), (32, BF16), (16, F32)):
+        q, weight, keys = (
+            zeros(2, heads, 128, dtype=kind),
+            zeros(2, heads, dtype=F32),
+            zeros(8, 64, 128, dtype=kind),
+        )
+        name = "bf16" if kind is BF16 else "float32"
+        yield (
+            f"choice {heads} heads {name}",
+            partial(ops.choose_rows, q, weight, keys, batch_of(2, 1, 4096), 2048),
+        )
 
 
 def mla(ops: TritonBackend) -> Iterator[Launch]:

@@ -23,6 +23,7 @@ from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLin
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
+from afserve.kernels.triton import choice as triton_choice
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
@@ -44,8 +45,8 @@ CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are mu
 
 
 class TritonBackend(Reference):
-    """Dense products, LayerNorm, gated delta nets, argmax, an indexer's choice of rows and the caches' memory are
-    PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, gated delta nets, argmax, a choice of rows by keys in 8 bits and the caches' memory
+    are PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip. A `library` computes what passed its tests (`libraries/tested.py`).
@@ -287,15 +288,9 @@ class TritonBackend(Reference):
         return routed_half(self, x_TH, layer, seen)
 
     def attend_gqa(
-        self,
-        q_TAD: Tensor,
-        k_NGBD: Tensor,
-        v_NGBD: Tensor,
-        batch: PagedBatch,
-        scale: float,
-        window: int | None,
+        self, q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch, scale: float, window: int | None,
         sink_A: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         if self._library and sink_A is None:
             seen_TAD = self._library.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
             if seen_TAD is not None:
@@ -315,6 +310,11 @@ class TritonBackend(Reference):
         parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
         q = q_TAC.to(cache_NBC.dtype)
         return triton_mla.attend_mla(q, cache_NBC, rank, batch, scale, tile, parts).to(q_TAC.dtype)
+
+    def choose_rows(
+        self, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
+    ) -> Tensor:
+        return triton_choice.choose_rows(q_TJI, weight_TJ, index_NBI, batch, top)
 
     def bind_batch(self, batch: PagedBatch) -> PagedBatch:
         return batch.with_handle(PromptPlans()) if plannable(batch) else batch
