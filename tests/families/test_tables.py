@@ -323,6 +323,7 @@ def test_a_row_that_nobody_gave_is_marked_before_keys_leave(checkpoint):
         token_T=torch.tensor([5, 6, 7]),
         looked_up_TX=rows_TX,
         not_looked_up={},
+        placed=None,
         paged=SimpleNamespace(starts=(0, 3)),
     )
     _, marks_T = node._micro_batches[0]._runner.begin_step(step)
