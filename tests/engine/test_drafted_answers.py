@@ -252,12 +252,18 @@ def test_all_is_told_of_every_family(name, checkpoint, without):
             assert found == wanted, (kind, place, drafter)
 
 
-@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["suffix", 0.7])
-def test_a_thousand_requests_are_told_as_without_drafts(drafter, checkpoint, without):
+@pytest.mark.parametrize(
+    ("drafter", "count"),
+    [
+        (0.7, 100),
+        pytest.param("suffix", 1000, marks=pytest.mark.long),
+        pytest.param(0.7, 1000, marks=pytest.mark.long),
+    ],
+)
+def test_many_requests_are_told_as_without_drafts(drafter, count, checkpoint, without):
     """Over two attention and three expert nodes."""
-    asked, wanted = without("qwen3", "float32", "2x3", 1000, 1000)
-    assert len(wanted) == 1000
+    asked, wanted = without("qwen3", "float32", "2x3", count, count)
+    assert len(wanted) == count
     found = answered(checkpoint("qwen3", "float32"), "2x3", asked, drafter, wanted, **KINDS["float32"])
     assert found == wanted
