@@ -341,7 +341,7 @@ def make_backend(checkpoint: Path, tokenizer: Tokenizer) -> Callable[..., Script
 
 @pytest.fixture
 def nodes() -> tuple[NodeView, ...]:
-    attention = AttentionStats(2, 1, 100, 25, prefix_queries=10, prefix_hits=4)
+    attention = AttentionStats(2, 1, kv_blocks=100, kv_blocks_used=25, prefix_queries=10, prefix_hits=4)
     return (
         NodeView("attention-0", "attention", "ready", 11, 0.1, 1 << 20, attention),
         NodeView("expert-0", "expert", "ready", 12, 0.2, 2 << 20, ExpertStats(5, 40, 4, 0.5, 0.1)),

@@ -185,9 +185,7 @@ def _message(message: Fields, deferred: _Deferred) -> list[Body]:
     if not isinstance(content, list):
         return [{"role": role, "content": message.text("content")}]
     found: list[Body] = []
-    parts: list[Mapping[str, object]] = []
-    thoughts: list[str] = []
-    calls: list[Body] = []
+    parts, thoughts, calls = list[Mapping[str, object]](), list[str](), list[Body]()
     for block in message.sections("content"):
         kind = block.text("type")
         if kind == "text":
@@ -210,7 +208,8 @@ def _message(message: Fields, deferred: _Deferred) -> list[Body]:
         elif kind != "redacted_thinking":
             raise block.refusal("type", not_read(kind))
     if parts or calls or not found:
-        whole: Body = {"role": role, "content": parts or ""}
+        texts = [str(part["text"]) for part in parts if "text" in part]
+        whole: Body = {"role": role, "content": "".join(texts) if len(texts) == len(parts) else parts}
         if "".join(thoughts):
             whole["reasoning_content"] = "".join(thoughts)
         found.append({**whole, "tool_calls": calls} if calls else whole)
