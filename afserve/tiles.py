@@ -56,7 +56,7 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True)
-class Tile:
+class PictureTile:
     """`pixels` are a tile's red, green and blue plane, row by row, a byte for each number. Its rows stand in the place
     of the prompt's tokens from `start` on, as many as the model's encoder makes of a tile."""
 
@@ -69,19 +69,19 @@ class Tile:
         return hashlib.blake2b(self.pixels, digest_size=16).digest()
 
 
-def pack_tiles(tiles: Iterable[Tile]) -> bytes:
+def pack_tiles(tiles: Iterable[PictureTile]) -> bytes:
     """Nothing where there are none."""
     return b"".join(
         part for tile in tiles for part in (_HEAD.pack(tile.start, len(tile.pixels)), tile.pixels)
     )
 
 
-def unpack_tiles(data: bytes) -> tuple[Tile, ...]:
+def unpack_tiles(data: bytes) -> tuple[PictureTile, ...]:
     """Raises ValueError for what `pack_tiles` does not give."""
     return tuple(_unpacked(data))
 
 
-def _unpacked(data: bytes) -> Iterator[Tile]:
+def _unpacked(data: bytes) -> Iterator[PictureTile]:
     at = 0
     while at < len(data):
         if at + _HEAD.size > len(data):
@@ -90,5 +90,5 @@ def _unpacked(data: bytes) -> Iterator[Tile]:
         at += _HEAD.size
         if size > len(data) - at:
             raise ValueError(f"tiles: {size} bytes of pixels are told and {len(data) - at} are there")
-        yield Tile(start, data[at : at + size])
+        yield PictureTile(start, data[at : at + size])
         at += size

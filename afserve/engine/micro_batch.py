@@ -59,7 +59,7 @@ class _Outcome(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """`last` are the chunks that end with a token; `logprobs` are by `Scored.chunk`; `worst` is what
+    """`last` are the chunks that end with a token; `logprobs` are by `ScoredRun.chunk`; `worst` is what
     `StepRunner.worst_mark` was."""
 
     last: list[int]

@@ -90,7 +90,7 @@ def _confirmed(
     return tuple(run)
 
 
-class Scored(NamedTuple):
+class ScoredRun(NamedTuple):
     """Tokens of a `chunk` whose log-probabilities are wanted, the `first` of the rows that gave them, and how many
     alternatives. Below zero: ~chunk, whose prompt's they are."""
 
@@ -102,21 +102,21 @@ class Scored(NamedTuple):
 
 def scored_tokens(
     plan: StepPlan, ends: Many[int], asked: Mapping[int, Rows], outcomes: Mapping[int, Run | Failure]
-) -> Iterator[Scored]:
+) -> Iterator[ScoredRun]:
     """Of runs and of prompts: row i of a chunk foretells token start + i + 1, the last one's is not the prompt's."""
     for index, chunk in enumerate(plan.chunks):
         sequence, run = chunk.sequence, outcomes.get(index)
         params = sequence.request.params
         if isinstance(run, tuple) and params.logprobs is not None:
-            yield Scored(index, asked[index].first, run, params.logprobs)
+            yield ScoredRun(index, asked[index].first, run, params.logprobs)
         if chunk.kind is PROMPT and sequence.collects_prompt:
             end = min(chunk.start + 1 + chunk.count, sequence.prompt_length)
             following = sequence.tokens[chunk.start + 1 : end]
-            yield Scored(~index, ends[index] - chunk.count, following, params.prompt_logprobs or 0)
+            yield ScoredRun(~index, ends[index] - chunk.count, following, params.prompt_logprobs or 0)
 
 
 def logprobs_by_chunk(
-    logits_RV: Tensor, wanted: Many[Scored], buffers: StepBuffers
+    logits_RV: Tensor, wanted: Many[ScoredRun], buffers: StepBuffers
 ) -> Reads[dict[int, tuple[TokenLogprob, ...]]]:
     """By `chunk`, all in one read."""
     rows = [one.first + at for one in wanted for at in range(len(one.tokens))]

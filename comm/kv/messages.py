@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import xxhash
 
 from afserve.comm.kv.rooms import NOWHERE
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 Name = bytes  # of a block: a cryptographic hash of the model, the dtype, the tenant's salt and all tokens up to its end
 Payload = bytes | bytearray | memoryview
@@ -139,7 +139,7 @@ class Prefill:
     share: int = 1
     here: int = 0
     life: int = 0
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[PictureTile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

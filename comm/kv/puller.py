@@ -31,7 +31,7 @@ from afserve.comm.kv.messages import (
 from afserve.comm.kv.split import SplitMember
 from afserve.comm.kv.split_messages import Helped, wrap
 from afserve.comm.kv.store import BlockStore
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 STALL_SECONDS = 1.0  # without a block
 COMING_SECONDS = 2.0  # without a word of an owner that computes: one step of it may take long
@@ -79,7 +79,7 @@ class Prompt:
     tail: int = 0
     members: tuple[SplitMember, ...] = ()
     life: int = 0
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[PictureTile, ...] = ()
 
     def prefill(self, transfer: int, generation: int, here: int, blocks: int, of: int) -> Prefill:
         """Only the first `blocks` are wanted, of the `of` that all tokens fill; the first `here` of them are here."""

@@ -71,7 +71,7 @@ from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import AttentionPhase, Role, attention_life, expert_life
 from afserve.placement.placement import Placement
 from afserve.placement.rebalance.stats import RoutedRows
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 PLACEMENT = Placement.contiguous(layers=2, experts=4, nodes=3, slots_per_node=2).with_epoch(3)
 RUN = Deployment(
@@ -129,7 +129,9 @@ FROM_ATTENTION = [
     Tokens(()),
 ]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
-TO_ATTENTION.append(Submit(GenerationRequest(1, (2, 2, 3), tiles=(Tile(0, bytes(9)), Tile(1, b"")))))
+TO_ATTENTION.append(
+    Submit(GenerationRequest(1, (2, 2, 3), tiles=(PictureTile(0, bytes(9)), PictureTile(1, b""))))
+)
 TO_NODE = [
     Assigned(expert_life(1, 4), RUN),
     Assigned(

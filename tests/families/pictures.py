@@ -10,7 +10,7 @@ import torch
 
 import afserve
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 from tests.engine import greedy
 from tests.families.tiny import LOCAL
 
@@ -94,7 +94,7 @@ class Seeing:
         return self._model.language_model(inputs_embeds=x, use_cache=use_cache)
 
     @staticmethod
-    def _pixels(tile: Tile) -> torch.Tensor:
+    def _pixels(tile: PictureTile) -> torch.Tensor:
         """As Llama4ImageProcessor rescales and normalises them."""
         raw = torch.frombuffer(bytearray(tile.pixels), dtype=torch.uint8).view(3, SIDE, SIDE)
         return (raw.to(torch.bfloat16) * (1 / 255)).sub(0.5).div(0.5).float()
@@ -111,9 +111,9 @@ def data_url(width: int, height: int, seed: int = 0, kind: str = "PNG") -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def tile(seed: int, start: int) -> Tile:
+def tile(seed: int, start: int) -> PictureTile:
     generator = torch.Generator().manual_seed(seed)
-    return Tile(start, bytes(torch.randint(0, 256, (3 * SIDE**2,), generator=generator).tolist()))
+    return PictureTile(start, bytes(torch.randint(0, 256, (3 * SIDE**2,), generator=generator).tolist()))
 
 
 def seen_request(handle: int, parts: list[int | list[int]], params: SamplingParams) -> GenerationRequest:

@@ -120,9 +120,8 @@ class MeasuredModel:
         tokens = (answered * rates.decode + (0.0 if alone else read * rates.read)) / nodes
         tpot, decode, experts = rates.calm_rest, tokens, 0.0
         for _ in range(_ROUNDS if rates.decode_step or rates.experts_step else 1):
-            steps = (
-                -math.expm1(-answered / nodes * tpot) / tpot if tpot else 0.0
-            )  # while anything runs (Poisson)
+            # While anything runs, which is Poisson's.
+            steps = -math.expm1(-answered / nodes * tpot) / tpot if tpot else 0.0
             decode = tokens + rates.decode_step * steps
             experts = (read + answered) * rates.experts / max(sizes.experts, 1)
             experts += rates.experts_step * steps * nodes

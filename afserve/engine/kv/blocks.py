@@ -17,7 +17,7 @@ from afserve.engine.kv.awaited import AwaitedBlocks
 from afserve.engine.kv.free_blocks import FreeBlocks
 from afserve.engine.kv.retained import Released, RetainedBlocks, Retention
 from afserve.engine.stats import COPIES, ORDINARY, RETAINED
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 
 class GroupTable(Protocol):
@@ -62,7 +62,7 @@ def salted(root: Hash, salt: str) -> Hash:
     return hashlib.blake2b(root + salt.encode(), digest_size=16, person=b"afserve-kv-salt").digest()
 
 
-def pictured(parent: Hash, tiles: Iterable[Tile]) -> Hash:
+def pictured(parent: Hash, tiles: Iterable[PictureTile]) -> Hash:
     """In the place of `parent`, for a block in which these tiles begin: other pixels make another name."""
     begun = b"".join(tile.start.to_bytes(8, "big") + tile.name for tile in tiles)
     return (

@@ -13,7 +13,7 @@ from afserve.drafts import DRAFT_TOKENS
 from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.errors import RequestError, shown
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -247,7 +247,7 @@ class GenerationRequest:
     ttft: float | None = None
     prediction: tuple[int, ...] = ()
     retain: float = 0.0
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[PictureTile, ...] = ()
 
     def __post_init__(self) -> None:
         _whole("priority", self.priority, -MAX_PRIORITY, AHEAD_PRIORITY)

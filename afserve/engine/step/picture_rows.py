@@ -14,7 +14,7 @@ from torch import Tensor
 from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.step_input import PlacedRows, StepInput
 from afserve.models.vision.encoder import TileEncoder
-from afserve.tiles import Tile
+from afserve.tiles import PictureTile
 
 KEPT_BYTES = 64 << 20
 _FEWEST = 4
@@ -46,7 +46,7 @@ class PictureRows:
         rows_PH = torch.cat(parts)
         return replace(step, placed=PlacedRows(torch.tensor(at, device=rows_PH.device), rows_PH))
 
-    def _rows(self, tile: Tile) -> Generator[None, None, Tensor]:
+    def _rows(self, tile: PictureTile) -> Generator[None, None, Tensor]:
         if tile.name not in self._kept:
             yield None
         if (rows_NH := self._kept.pop(tile.name, None)) is None:

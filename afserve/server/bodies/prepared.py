@@ -17,7 +17,7 @@ from afserve.server.bodies.declared import Scheduling
 from afserve.server.bodies.openai import ResumeOptions, StreamOptions
 from afserve.server.reading.reasoning import Tags
 from afserve.server.reading.table import Reading
-from afserve.tiles import Tile, pack_tiles, unpack_tiles
+from afserve.tiles import PictureTile, pack_tiles, unpack_tiles
 
 _HEAD = struct.Struct("=BI")
 _PREPARED, _BODY, _REFUSED = range(3)
@@ -82,7 +82,7 @@ class Prepared:
     written: "array[int] | None" = None
     body: bytes = b""
     kind: int = 0
-    tiles: tuple[Tile, ...] = ()
+    tiles: tuple[PictureTile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from afserve.config_json import ConfigFields
 from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields
-from afserve.tiles import MOST_TILE_BYTES, EncoderSpec, Tile
+from afserve.tiles import MOST_TILE_BYTES, EncoderSpec, PictureTile
 from afserve.tokens.tokenizer import Tokenizer, read_json
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class PictureReader:
             _tokens(one, tile) + text for one, text in zip(pictures, words[1:], strict=True)
         )
 
-    def locate(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[Tile, ...]:
+    def locate(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[PictureTile, ...]:
         """The tiles where their tokens are. Raises RequestError where the words have such tokens too."""
         if not pictures:
             return ()
@@ -150,7 +150,7 @@ class PictureReader:
         pixels = [tile for picture in pictures for tile in picture.tiles]
         if at != [start + row for start in starts for row in range(rows)] or len(starts) != len(pixels):
             raise RequestError.about("messages", f"have {_PATCH} among their words; leave it out")
-        return tuple(Tile(start, one) for start, one in zip(starts, pixels, strict=True))
+        return tuple(PictureTile(start, one) for start, one in zip(starts, pixels, strict=True))
 
 
 def _refusal(spec: EncoderSpec | None, tokenizer: Tokenizer) -> str:
