@@ -33,22 +33,22 @@ class Up:
     def __init__(
         self, *flags: str, output: IO[bytes] | None = None, command: tuple[str, ...] = (), cold: bool = False
     ) -> None:
-        """`output` in place of a file that `printed` reads; `command` is a module and what comes before `up`. It is
-        forked from the warm interpreter, unless it is of another module or `cold`."""
+        """`output` in place of a file that `printed` reads; `command` is another module and what comes before `up`. It
+        is forked from the warm interpreter, unless it is `cold`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
         words = ["up", "--port", str(self.port), *flags]
         self.process: subprocess.Popen[bytes] | Forked
-        if command or cold:
+        if cold:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *(command or ("afserve",)), *words],
+                [sys.executable, "-m", "afserve", *words],
                 stdout=output or self.log,
                 stderr=output or self.log,
                 cwd=ROOT,
             )
         else:
-            self.process = WARM.run(words, output or self.log)
+            self.process = WARM.run([*command, *words], output or self.log)
 
     def wait_ready(self) -> "Up":
         until = time.monotonic() + DEADLINE
@@ -175,6 +175,18 @@ def warm_benches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.served.AFSERVE", WARM.command())
 
 
+@pytest.fixture(scope="module")
+def warm_bench_nodes() -> Iterator[None]:
+    """The processes that `afserve bench` starts beside itself, and fork servers of what it serves."""
+    from afserve.launch.processes import forker
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("exchange", "neighbour", "pipeline_run"):
+            patch.setattr(f"afserve.cli.bench.{name}.module", WARM.module)
+        patch_library(patch, forker, "subprocess", Popen=WARM.fork_server)
+        yield
+
+
 @pytest.fixture
 def refused(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -190,6 +202,7 @@ def refused(
     for name in ("tolerate_lost_output", "_log"):
         monkeypatch.setattr(launched, name, lambda *_: None)
     monkeypatch.setattr(launched, "Supervisor", never)
+    monkeypatch.setattr("afserve.launch.plan.gpus.module", WARM.module)
 
     def refuse(*flags: str) -> tuple[int, str]:
         capfd.readouterr()

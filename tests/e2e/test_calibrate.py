@@ -22,12 +22,10 @@ from afserve.config import ModelSource
 from afserve.kernels.ops import open_ops
 from afserve.launch.measure.others import CoreTime
 from afserve.launch.plan.models import find_model
-from afserve.launch.processes import forker
 from afserve.placement.planner.perf.calibration import read_calibration
 from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middle, read_record
 from bench.planner_self import judged_all, main, summaries
 from tests.patching import patch_library
-from tests.warm.interpreter import WARM
 
 TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
 PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
@@ -40,12 +38,11 @@ def cores_of(patch: pytest.MonkeyPatch, cores: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calibration(tmp_path_factory: pytest.TempPathFactory, warm_bench_nodes: None) -> Path:
     """As on a machine of one core: the nodes of no crowd are started. `test_real_rounds_...` starts them by night."""
     path = tmp_path_factory.mktemp("calibration") / "nano.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         cores_of(patch, 1)
-        patch_library(patch, forker, "subprocess", Popen=WARM.fork_server)
         path.write_text("".join(json.dumps({"threads": 1, **row}) + "\n" for row in rows("nano", 1, TINY)))
     return path
 
@@ -64,6 +61,7 @@ def test_every_part_is_measured(calibration: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_bench_nodes")
 def test_where_no_step_is_one_call_none_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ExpertLink, "exchange", lambda self, micro_batch, layers: None)
     found = find_model("nano", tmp_path)

@@ -43,8 +43,10 @@ def processes(server):
     return {**found, **({"controller": controller.pid} if controller else {}), **(seen(server) or {})}
 
 
-def test_no_stream_breaks_when_the_fork_server_is_lost_alone_and_with_others(up):
-    server = up(*FLAGS, cold=True)
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)], ids=["warm", "cold"])
+def test_no_stream_breaks_when_the_fork_server_is_lost_alone_and_with_others(up, cold):
+    """Warm, another fork server is there at once; cold, seconds later."""
+    server = up(*FLAGS, cold=cold)
     expected = Reader(server).begun().ended()
     cases = [
         ("fork server",),

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ from afserve.cli.main import run
 from afserve.comm.binding import refusal
 from tests.e2e.test_losses import kill, serving, wait, whole
 from tests.launch.pretended_machine import pretend
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -51,6 +50,7 @@ def are_bound(server, wanted):
 
 
 @two_cores
+@pytest.mark.usefixtures("warm_fork_servers")
 def test_every_node_is_on_its_cores_and_says_the_same_tokens(up, machine):
     with LLM("nano", attention=1, experts=1, numa="off") as llm:
         (expected,) = llm.generate([PROMPT], GREEDY)
@@ -74,6 +74,7 @@ def test_every_node_is_on_its_cores_and_says_the_same_tokens(up, machine):
 
 
 @two_cores
+@pytest.mark.usefixtures("warm_fork_servers")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -95,12 +96,13 @@ def test_a_node_by_hand_is_bound_to_what_it_is_told(machine, tmp_path, capsys):
     token.write_text("0" * 64, encoding="ascii")
     token.chmod(0o600)
     words = ["node", "--role", "expert", "--join", "127.0.0.1:9", "--token-file", str(token)]
-    command = [sys.executable, "-m", MODULE, str(machine), *words, "--numa", "1"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 30
-        while os.sched_getaffinity(process.pid) != {CORES[1]}:
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.02)
-        process.kill()
+    with open(os.devnull, "wb") as nowhere:
+        process = WARM.run([MODULE, str(machine), *words, "--numa", "1"], nowhere)
+    until = time.monotonic() + 30
+    while os.sched_getaffinity(process.pid) != {CORES[1]}:
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait(30) == -signal.SIGKILL
     assert run([*words, "--numa", "1023"]) == 2
     assert "--numa 1023: " in capsys.readouterr().err

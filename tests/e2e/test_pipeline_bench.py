@@ -14,6 +14,7 @@ SHARES = ("attention_bubble", "expert_bubble", "hidden")
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("warm_bench_nodes")
 def test_every_number_is_measured_on_two_by_one_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.process
 SECONDS = 240.0
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ("afserve", "node")
-INTERPRETED = (sys.executable, "-m", "tests.e2e.interpreted_node")
+INTERPRETED = ("tests.e2e.interpreted_node",)
 PROMPT, COUNT = (5, 6, 7), 3
 
 
@@ -39,9 +38,13 @@ def start(command: tuple[str, ...], role: str, address: str, token: Path) -> "su
     words = (role, address, str(token))
     if command is NATIVE:
         words = ("--role", role, "--join", address, "--token-file", str(token))
-        command = (*WARM.command(), "node")
+        command = ("node",)
     return subprocess.Popen(
-        [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*WARM.command(), *command, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +18,7 @@ import pytest
 from afserve.launch.plan.models import CONFIGS
 from tests.arrows import backwards
 from tests.e2e.streams import begun, texts
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}
@@ -158,13 +157,7 @@ def test_a_stopped_start_leaves_nothing(up):
 
 
 def run_up(*flags: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "afserve", "up", *flags],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = WARM.said("up", *flags)
     return done.returncode, done.stderr
 
 

@@ -75,7 +75,8 @@ class Warm:
     def run(
         self, words: Sequence[str], output: IO[Any], errors: IO[Any] | None = None, network: str = ""
     ) -> Forked:
-        """`afserve WORDS` with this process's environment, in the checkout; `network` is a namespace's file."""
+        """`afserve WORDS` with this process's environment, in the checkout, or another module and its arguments;
+        `network` is a namespace's file."""
         return self._order(words, os.environ, network, [output.fileno(), (errors or output).fileno()])
 
     def fork_server(
@@ -137,7 +138,7 @@ class Warm:
         return client_of(self.address())
 
     def module(self, name: str) -> list[str]:
-        """In place of `afserve.child.module`, for modules that `process.py` knows."""
+        """In place of `afserve.child.module`."""
         return [*self.command(), name]
 
     def address(self) -> str:

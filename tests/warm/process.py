@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from runpy import run_module
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
@@ -122,19 +123,30 @@ def _run(words: list[str], passed: list[int], address: str, parent: int) -> None
         os.setsid()
         prepare(parent)
     else:
-        _command(words, address)
+        _fork_what_it_starts(address)
+        _program(words)
 
 
-def _command(words: list[str], address: str) -> None:
-    from afserve.cli.main import main
+def _fork_what_it_starts(address: str) -> None:
     from afserve.launch.processes import forker
     from afserve.server.text import text_pool
 
     seen = {**vars(subprocess), "Popen": ForkServer}
     vars(forker)["subprocess"] = SimpleNamespace(**seen)
     text_pool.module = lambda name: [*client_of(address), name]  # type: ignore[attr-defined]
-    sys.argv = ["afserve", *words]
-    main()
+
+
+def _program(words: list[str]) -> None:
+    """A module, as `python -m` runs it, or a command of `afserve`."""
+    if "." in words[0]:
+        sys.argv = words
+        sys.modules.pop(words[0], None)
+        run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        from afserve.cli.main import main
+
+        sys.argv = ["afserve", *words]
+        main()
 
 
 def _serve_forks(descriptor: int, arguments: list[str]) -> None:
