@@ -15,6 +15,7 @@ import sysconfig
 import warnings
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -51,7 +52,7 @@ def known(documents: Collection[Document]) -> list[Fact]:
     said: dict[str, str] = {}
     for name, function in _functions():
         sentence = first_sentence(inspect.cleandoc(function.__doc__ or ""))
-        if not sentence or _is_held_out(function) or sentence in held or len(name) > NAME:
+        if not sentence or len(name) > NAME or _is_held_out(function) or sentence in held:
             continue
         other = named.get(id(function))
         if other is None or (len(name), name) < (len(other), other):
@@ -124,10 +125,15 @@ def _imported(name: str) -> ModuleType | None:
         return None
 
 
+@cache
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"]).resolve()
+
+
 def _is_held_out(function: object) -> bool:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    library = _library()
     if file is None or not Path(file).resolve().is_relative_to(library):
         return False
     return Document(Path(file).resolve().relative_to(library).as_posix(), "").held_out

@@ -4,11 +4,9 @@ import errno
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +31,12 @@ from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measu
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.errors import ConfigError
 from afserve.kernels.memory_part import MemoryPart
+from tests.warm.interpreter import Warm
 
 WHAT = "5c" * 32
 SIZE = 700  # of a block; slots lie 1,024 bytes apart
 CAPACITY = 12
 LIMIT = CAPACITY * 1024
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def name_of(number):
@@ -465,31 +463,23 @@ def wait(until):
 @pytest.mark.process
 def test_a_writer_that_is_killed_leaves_a_store_without_a_wrong_block(tmp_path):
     """Three lives, each killed while it writes without a pause."""
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(ROOT)!r})
-        from tests.comm.test_disk import keep, names, opened
-        store, number = opened({str(tmp_path)!r}), 0
-        print("writes", flush=True)
-        while True:
-            keep(store, names(*range(number, number + 5)))
-            number = (number + 5) % 40
-    """
-    for _ in range(3):
-        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE)
-        assert process.stdout.readline()
-        time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        store = opened(tmp_path)
-        assert store.folder.name == "0"  # the lock ended with its process
-        for number in range(40):
-            read(store, names(number))
-        assert store.dropped[DAMAGED] == 0
-        keep(store, names(100, 101))
-        assert read(store, names(100, 101)) == names(100, 101)
-        store.close()
+    with closing(Warm(__name__, "afserve.launch.processes.forker", "afserve.server.text.text_pool")) as warm:
+        for _ in range(3):
+            reading, writing = os.pipe()
+            with open(reading, "rb") as said, open(writing, "wb") as output:
+                process = warm.run(["tests.comm.endless", str(tmp_path)], output)
+                assert said.readline()
+                time.sleep(0.05)
+                process.kill()
+                assert process.wait(60) == -signal.SIGKILL
+            store = opened(tmp_path)
+            assert store.folder.name == "0"  # the lock ended with its process
+            for number in range(40):
+                read(store, names(number))
+            assert store.dropped[DAMAGED] == 0
+            keep(store, names(100, 101))
+            assert read(store, names(100, 101)) == names(100, 101)
+            store.close()
 
 
 def test_a_failed_write_that_is_not_for_lack_of_room_forgets_nothing_else(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from afserve.control.membership.events import DrainNode
 from afserve.member import Role, attention_node
 from tests.e2e.test_lost_attention import Stream, both_there, homes, kill, serving, until
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.usefixtures("warm_fork_servers")]
 LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 300}
 SHORT = {"prompt": "class Tree:\n", "max_tokens": 200, "temperature": 0.9, "seed": 7}
 

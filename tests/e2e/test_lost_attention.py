@@ -30,7 +30,7 @@ from afserve.server.http.settings import ServerSettings
 from afserve.server.serve import bind
 from afserve.tokens.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.usefixtures("warm_fork_servers")]
 SECONDS = 90.0
 BASE = {"stream": True, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
 ASKED = [

@@ -21,7 +21,7 @@ from tests.engine.local_cluster import LocalCluster
 NAMES = sorted(TINY)
 VOCAB = 211
 MINE, NOISE = 1, 100
-IN_CI, ALL = 60, 1000
+IN_CI, ALL = 36, 1000
 LOGPROB = 1e-5
 
 

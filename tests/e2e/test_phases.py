@@ -10,7 +10,7 @@ from afserve.control.membership.events import ChangePhase
 from afserve.member import AttentionPhase, attention_node
 from tests.e2e.test_lost_attention import Stream, homes, kill, serving, until
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.usefixtures("warm_fork_servers")]
 LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 30}
 OTHER = {"prompt": "class Tree:\n    pass\n" * 100, "max_tokens": 30, "temperature": 0.9, "seed": 7}
 

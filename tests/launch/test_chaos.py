@@ -44,7 +44,7 @@ def with_a_node(scenario):
         await asyncio.to_thread(processes.stop)
         await watch
 
-    with socket.socket() as silent, LocalSite() as processes:
+    with socket.socket() as silent, LocalSite(warm=False) as processes:
         silent.bind(("127.0.0.1", 0))  # nobody listens: a node waits for it
         asyncio.run(run(processes, f"127.0.0.1:{silent.getsockname()[1]}"))
 

@@ -49,7 +49,7 @@ async def replaced(processes, nobody, stopped):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_order_for_a_node_kills_what_is_left_of_its_earlier_process(stopped):
-    with socket.socket() as silent, LocalSite() as processes:
+    with socket.socket() as silent, LocalSite(warm=False) as processes:
         silent.bind(("127.0.0.1", 0))  # nobody listens: a node waits for it
         nobody = f"127.0.0.1:{silent.getsockname()[1]}"
         ((who, why),) = asyncio.run(replaced(processes, nobody, stopped))

@@ -75,6 +75,7 @@ def named(capsys, arguments, name) -> str:
     return said
 
 
+@pytest.mark.usefixtures("larger_pools")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_numbers_of_plan_and_simulate(capsys, option):
     for value in VALUES:

@@ -27,6 +27,7 @@ def call(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("larger_pools")
 def test_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, f"plan {SMALL}")
     assert code == 0

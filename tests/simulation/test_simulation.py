@@ -10,7 +10,7 @@ from afserve.control.membership.events import Happening
 from afserve.member import Role
 from tests.simulation.world import World
 
-BY_DAY, BLOCKS, ALL, ROUNDS = 48, 2, 10_000, 150
+BY_DAY, BLOCKS, ALL, ROUNDS = 32, 2, 10_000, 150
 KEPT = (
     706,  # a row without an answer spoiled rows before it in the same chunk, and the error named a damaged checkpoint
     794,  # a process ended between joining and being admitted
