@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ from afserve.comm.mailbox.segment import Segment, SegmentMap
 from afserve.comm.native import native_library
 from afserve.comm.transport import Layout, WireType
 from afserve.kernels.ops import open_ops
+from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="the native library is not built")
 LINE = 64
@@ -133,32 +132,6 @@ def test_an_end_with_two_bells_lends_nothing():
         board.lend(memory_B.data_ptr() + HERE, memory_B.data_ptr() + 2304)
 
 
-LENDER = """
-import sys
-import torch
-from afserve.comm.mailbox.flags import BellWord, LaneWords, open_board
-
-memory_B = torch.from_file(sys.argv[1], shared=True, size=4096, dtype=torch.uint8)
-here, there = int(sys.argv[2]), int(sys.argv[3])
-board = open_board([LaneWords(memory_B, 64, 0, here)], [BellWord(memory_B, there)])
-board.lend(memory_B.data_ptr() + there, memory_B.data_ptr() + here)
-sys.exit(0 if board.wait([0], 120.0) == [0] else 1)
-"""
-BORROWER = """
-import sys
-import torch
-from afserve.kernels.ops import open_ops
-
-memory_B = torch.from_file(sys.argv[1], shared=True, size=4096, dtype=torch.uint8)
-ops = open_ops("cpu", 1)
-ops.borrow_core(memory_B, int(sys.argv[2]))
-packed = ops.pack_linear(torch.randn(4096, 256).bfloat16())
-x = torch.randn(64, 256).bfloat16()
-while True:
-    ops.linear(x, packed)
-"""
-
-
 @pytest.fixture
 def shared_B(tmp_path):
     """A page that other processes map by the name of its file."""
@@ -167,8 +140,9 @@ def shared_B(tmp_path):
     return path, torch.from_file(str(path), shared=True, size=4096, dtype=torch.uint8)
 
 
-def started(program, *arguments):
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)])
+def started(page, *words):
+    with open(os.devnull, "wb") as nothing:
+        return WARM.run(["tests.comm.lent_ends", str(page), *map(str, words)], nothing)
 
 
 def until(happened, seconds=100.0):
@@ -189,7 +163,7 @@ def test_a_lender_that_dies_or_stops_holds_nobody_up(shared_B, how):
     expected = alone.linear(*long_product(alone))
     board = open_board([LaneWords(memory_B, 0, 64, THERE)], [BellWord(memory_B, HERE)])
     board.lend(memory_B.data_ptr() + HERE, memory_B.data_ptr() + THERE)
-    lender = started(LENDER, path, HERE, THERE)
+    lender = started(path, "lend", HERE, THERE)
     try:
         assert ops.borrow_core(memory_B, THERE)
         until(lambda: torch.equal(ops.linear(x, packed), expected) and ops._backend._engine.borrowed)
@@ -227,7 +201,7 @@ def test_a_guest_that_dies_keeps_its_lender_no_longer_than_a_look(shared_B):
             looks.append(found.extend(there.wait([0], 0.1)))
 
     waiter = threading.Thread(target=look)
-    borrower = started(BORROWER, path, THERE)
+    borrower = started(path, "borrow", THERE)
     waiter.start()
     try:
         until(lambda: stopped_as_a_guest(borrower, loan_W))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.streams import PROMPTS, begun, ended, same_after, texts, wait
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process  # those that stop processes, or all of them at once, are alone, too
 COPIES = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
 FEW = ("--attention", "1", "--experts", "2")
 ADMIN = {"Authorization": "Bearer secret"}
@@ -111,6 +111,7 @@ def _other(server, name, pid):
     return nodes.get(name) if nodes.get(name) != pid else None
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys, undisturbed):
     server = up(*COPIES, "--admin-key-file", keys)
@@ -133,6 +134,7 @@ def test_one_is_killed_while_the_deployment_grows_and_shrinks(up, keys, undistur
     assert server.stop()[0] == 0
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", [pytest.param("expert-1", marks=pytest.mark.long), "attention-1"])
 def test_one_that_is_stopped_for_a_while(shared_up, name, undisturbed):
     """Longer than `--silence`: it is fenced, its work is done elsewhere, and its place is filled."""
@@ -148,6 +150,7 @@ def test_one_that_is_stopped_for_a_while(shared_up, name, undisturbed):
     assert same_after(server.url, expected)
 
 
+@pytest.mark.alone
 def test_all_nodes_at_once(shared_up, undisturbed):
     """Prompt, parameters and tokens so far are with the gateway: everything goes on once there are nodes again."""
     server = shared_up(*COPIES)
@@ -176,6 +179,7 @@ def test_an_expert_node_without_copies_is_killed(shared_up, undisturbed):
     streams_go_on(shared_up(*FEW), ("expert-1",), undisturbed)
 
 
+@pytest.mark.alone
 def test_the_only_attention_node_that_stands_still_keeps_what_it_has(shared_up, undisturbed):
     """Nobody else could take its requests over: it is waited for longer, and goes on where it was."""
     server = shared_up(*FEW)
@@ -207,6 +211,7 @@ def test_what_happened_is_told_everywhere(up, undisturbed):
     assert server.stop()[0] == 0
 
 
+@pytest.mark.alone
 def test_a_checkpoint_that_was_away_for_a_while_is_served_again_without_a_command(up, keys, tmp_path):
     """While nothing serves, changes are taken: they are what repairs."""
     here, away = tmp_path / "checkpoint", tmp_path / "away"
@@ -236,6 +241,7 @@ def _wake(pid):
         return  # it has been killed meanwhile, as its place has another process
 
 
+@pytest.mark.alone
 def test_faults_on_purpose(up, keys, undisturbed):
     """What `afserve chaos` asks for: of this run's processes only, and with the admin key."""
     server = up("--attention", "2", "--experts", "2", "--expert-copies", "2", "--admin-key-file", keys)

@@ -9,6 +9,7 @@ import pytest
 from bench.cable import ADDRESSES, FAIR, Weather, cabled, inside, possible
 from bench.faults_networks import CASES, control_port, play, two_hosts
 from tests.e2e.streams import begun, texts, wait
+from tests.warm.interpreter import WARM
 
 pytestmark = [
     pytest.mark.process,
@@ -23,8 +24,9 @@ def losses(here):
     return {each["node"]: each["why"] for each in here.status()["incidents"] if each["what"] == "lost"}
 
 
-def test_cuts_between_two_hosts(undisturbed):
+def test_cuts_between_two_hosts(undisturbed, warm_benches, monkeypatch):
     """Of the data plane alone: replicas answer, and nobody is lost. Then of everything: the other host is."""
+    monkeypatch.setattr("bench.faults_networks.AFSERVE", WARM.command())
     with two_hosts("--silence", "3") as (here, cable):  # a busy machine says nothing for a second, too
         expected = undisturbed(here.url)
         streams = begun(here.url)
