@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("not settings().derandomize", reason="drawn by night")
 def test_a_module_that_was_loaded_in_between_changes_nothing(tmp_path, monkeypatch):
     drawn = []

@@ -253,6 +253,7 @@ def test_who_comes_in_the_middle_of_a_layer_waits_for_its_end(name, layers, time
     assert tokens_of(events, 8) == expected[1] and events[0].cached_tokens >= 168
 
 
+@pytest.mark.slow
 def test_a_node_rests_before_it_computes_ahead(timed):
     """For a stated time behind the last step that somebody waited for, and it says for how long."""
     one = timed("v3")

@@ -161,6 +161,7 @@ def test_a_token_that_was_found_is_counted_once(tiny_checkpoint):
     assert [one.hits["peer"] for one in found] == [0, 0, 112]
 
 
+@pytest.mark.slow
 def test_blocks_come_while_the_prompt_is_still_computed(tiny_checkpoint, alone):
     world = phased(tiny_checkpoint("qwen3"), "qwen3", 1, 1, 1)
     (prefill,), (decode,) = world.prefilling, world.decoding

@@ -84,6 +84,7 @@ def named(salt, text):
     return name
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(16, 60), st.integers(0, 1 << 32))
 def test_a_receivers_picture_is_the_cache(blocks, seed):

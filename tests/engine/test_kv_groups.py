@@ -127,12 +127,14 @@ def test_prefixes_are_found_and_the_tokens_are_the_same(build, alone):
     assert 0 < drafts.accepted < drafts.tokens or not node._drafting
 
 
+@pytest.mark.slow
 def test_sequences_that_lost_their_blocks_are_computed_again(build, alone):
     node = build(more=2, kv_blocks=30)
     assert tokens_of(drive(node, requests(prompts(LENGTHS), ASKED))) == alone
     assert node.stats().preemptions
 
 
+@pytest.mark.slow
 def test_a_request_moves_with_its_blocks(cluster, alone):
     pair = Pair(3, cluster(2), 0.0)
     here, there = pair.nodes
@@ -196,6 +198,7 @@ def test_whatever_happens_to_the_wires(cluster, alone, seed):
     assert world.said == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("below", ["host", "disk", "both"])
 def test_blocks_come_back_from_below_the_cache(source, family, alone, told, tmp_path, below):
     made = config(**SMALL | {"kv_blocks": 24})

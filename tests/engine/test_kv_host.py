@@ -84,6 +84,7 @@ def test_host_memory_above_a_disk_finds_everything(name, node, expected):
     assert not (stats.damaged or stats.host.damaged or stats.restores_short)
 
 
+@pytest.mark.slow
 def test_a_restart_loses_host_memory_only(node, expected):
     first, request, answer = node(disk=True), requests(prompts())[2], expected("qwen3")[2]
     first.ask(request)
@@ -117,6 +118,7 @@ def test_what_makes_room_goes_to_the_disk(node, monkeypatch, expected):
     assert not one.stats().late
 
 
+@pytest.mark.slow
 def test_damaged_memory_is_noticed_and_computed_again(node, expected):
     one, request, answer = node(), requests(prompts())[2], expected("qwen3")[2]
     one.ask(request)
@@ -132,6 +134,7 @@ def test_damaged_memory_is_noticed_and_computed_again(node, expected):
     assert one.restore(request).received == {"host": 4}  # it was kept again
 
 
+@pytest.mark.slow
 def test_damaged_memory_is_not_given_to_the_disk(node, monkeypatch):
     one = node(disk=True, kv_blocks=15)
     monkeypatch.setattr(one.disk_tier, "idle", lambda blocks: None)
@@ -186,6 +189,7 @@ def test_a_restoration_can_be_cancelled_and_ends_at_its_deadline(node):
     one.check()
 
 
+@pytest.mark.slow
 def test_memory_for_a_restoration_pushes_nothing_of_it_out(node, expected):
     """The cache is full of others, which want the slots of host memory that are being read."""
     one, answers = node(host_blocks=9, kv_blocks=15), expected("qwen3")

@@ -129,6 +129,7 @@ def test_a_row_alone_has_its_bits():
     torch.testing.assert_close(many.own_TX.double(), x_TX.double() * own_T[:, None], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expert_dtype", ["int8", "int4"])
 def test_rounded_experts_skip_them_too(source, expert_dtype):
     """Over expert nodes as in one process."""

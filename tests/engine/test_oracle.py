@@ -39,6 +39,7 @@ def test_prefill_logits(name, tiny_checkpoint, oracle):
     torch.testing.assert_close(torch.tensor([v for _, v in event.logprobs[0].top]), value, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize(
     ("attention", "experts", "micro_batches"),

@@ -126,6 +126,7 @@ def test_beside_decode_it_is_computed_in_pieces_and_decode_comes_first():
     assert made.node.stats().prompt_pieces == len(pieces)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [1 / 16, 1 / 2, 0.9])
 def test_prompts_get_a_share_while_decode_never_ends(least):
     """Whenever the node looks, a decode message is there."""

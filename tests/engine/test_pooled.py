@@ -32,6 +32,7 @@ def test_the_last_hidden_state(name, tiny_checkpoint, oracle):
     torch.testing.assert_close(got, truth / truth.norm(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", [(1, 1, 1), (2, 3, 2)])
 def test_any_topology_batch_and_cache(topology, tiny_checkpoint):
     attention, experts, micro_batches = topology

@@ -69,6 +69,7 @@ def test_a_long_one_is_looked_into_in_pieces():
     assert not any(steps[1:4]) and any(steps[5:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram:4", "suffix:4"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_are_those_without_it(method, temperature, tiny_checkpoint):
@@ -115,6 +116,7 @@ def test_acceptance_is_what_a_benchmark_asks_for(length, tiny_checkpoint):
     assert abs(mean - length) < (0.15 if length in (1, 2, 4) else 0.4) and found.tokens > 2.5 * found.drafts
 
 
+@pytest.mark.slow
 def test_a_request_may_be_without_drafts(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3")
     (answer,) = collect(drive(colocated(source, config()), [GenerationRequest(0, PROMPT, LONG)]))

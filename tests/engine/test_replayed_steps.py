@@ -87,6 +87,7 @@ def replayed_logits(kept):
     return replay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", ["v3", "qwen3-next"])
 def test_recorded_steps_give_the_same_tokens_without_a_model(name, micro_batches, tiny_checkpoint):

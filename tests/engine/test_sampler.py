@@ -68,6 +68,7 @@ def test_frequencies_follow_the_softmax():
         assert abs(got[token] - 4000 * float(want[token])) < 5 * sigma + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 3, 0, -1, 100])
 def test_top_k(k):
     row = logits(4)

@@ -63,6 +63,7 @@ def counts(world):
     return tuple(sum(getattr(one, name) for one in stats) for name in ("split", "split_short", "parts"))
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("name", [*FAMILIES, "late"])
@@ -75,6 +76,7 @@ def test_tokens_are_those_of_the_colocated_engine(name, parts, tiny_checkpoint, 
     assert world.cached[3] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [WITHIN[2], 1.0])
 def test_what_is_in_time_at_one_node_or_nowhere_is_computed_by_one(within, tiny_checkpoint, alone):
     world = split(tiny_checkpoint("qwen3"), "qwen3", within=2.5 if within == 1.0 else 0.3)
@@ -83,6 +85,7 @@ def test_what_is_in_time_at_one_node_or_nowhere_is_computed_by_one(within, tiny_
     assert world.said[3] == alone("qwen3")[3] and counts(world) == (0, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [24, 31, 40, 64, 96])
 def test_chunks_need_not_divide_the_prompt(chunk, tiny_checkpoint, alone):
     sizes = {"prefill_tokens": chunk, "max_batch_tokens": chunk}
@@ -114,6 +117,7 @@ def test_prefixes_that_are_in_a_cache_before(name, before, tiny_checkpoint, alon
     assert world.cached[3] == (48 if 0 in before else 0)
 
 
+@pytest.mark.slow
 def test_two_prompts_with_a_lead_each_do_not_wait_for_each_other(tiny_checkpoint, alone):
     world = split(tiny_checkpoint("qwen3"), "qwen3", 3)
     for request in requests(prompts(LENGTHS), ASKED)[1:]:
@@ -171,6 +175,7 @@ def test_a_node_may_be_lost_in_the_middle(which, name, after, tiny_checkpoint, a
     assert not any(end.node.busy for end in world.nodes if end.index not in world.lost)
 
 
+@pytest.mark.slow
 def test_rows_that_are_away_come_back_before_a_step_is_given_up(tiny_checkpoint, alone, monkeypatch):
     """Layer 1 adds the sums of layer 0, and the others' part of it does not come. A micro-batch has one dispatch under
     way at a time all the same."""
@@ -215,6 +220,7 @@ def test_an_abort_ends_it_everywhere(after, tiny_checkpoint):
     assert not world.said[3] and counts(world)[1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [24, 26, 30, 36])
 def test_nodes_with_little_memory_preempt_a_part(blocks, tiny_checkpoint, alone):
     """The lead, or the other one, has no room for a prompt that others compute too."""
@@ -226,6 +232,7 @@ def test_nodes_with_little_memory_preempt_a_part(blocks, tiny_checkpoint, alone)
     assert world.said == alone("qwen3")
 
 
+@pytest.mark.slow
 def test_a_node_that_says_nothing_more_is_waited_for_two_seconds(tiny_checkpoint, alone):
     """Its connections stand."""
     world = split(tiny_checkpoint("v3"), "v3")
@@ -266,6 +273,7 @@ def schedule(seed, path, name):
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 400))]
 )

@@ -48,6 +48,7 @@ def seen(node, asked, *, traced):
     return tokens, counted, stats.under_way_seconds > 0, drawn
 
 
+@pytest.mark.slow
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("expert_dtype", "dense_dtype"), KEPT)

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
@@ -36,6 +37,7 @@ def test_a_decode_and_a_chunk_of_a_prompt() -> None:
     assert (step.tokens, step.alone, step.shared) == (7, False, None)
 
 
+@pytest.mark.slow
 def test_addresses_stay_from_step_to_step() -> None:
     """Of a bucket's columns, over 1,000 drawn steps; what a step says is what it says in memory of its own."""
     draw, buffers, plans = random.Random(5), StepBuffers(device_of(torch.device("cpu")), 64), 0

@@ -62,6 +62,7 @@ def test_of_three_hundred_long_prompts_a_short_one_waits_for_a_few():
     assert came == sorted(came) and came[-1] == -(-(300 * 380 + 10) // 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", [0, 3])
 def test_a_place_that_nothing_was_computed_in_is_given_back(priority):
     """Else a short prompt would wait until an answer before it has ended."""

@@ -161,6 +161,7 @@ def test_drafts_in_steps_that_are_one_call_over_an_exchange(tiny_checkpoint, mon
     assert max(rows) > len(asked)
 
 
+@pytest.mark.slow
 def test_a_grammar_sees_no_token_that_was_only_supposed():
     """Of the bundled model, drawn: a guide that had taken a wrong token would refuse the right one."""
     source = ModelSource("configs/nano", "nano")

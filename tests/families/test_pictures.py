@@ -40,6 +40,7 @@ def truth(source):
     return [seeing.continued(one, guess) for one, guess in zip(asked(), guessed, strict=True)]
 
 
+@pytest.mark.slow
 def test_colocated_in_one_piece_in_many_and_preempted(source, truth):
     assert collect(drive(colocated(source, config(block_size=16)), asked())) == truth
     node = colocated(source, config(block_size=16, max_batch_tokens=7, kv_blocks=5))
@@ -67,6 +68,7 @@ def test_prefill_nodes_are_given_the_picture(source, truth):
     assert not sum(one.handed_short for one in moved) and moved[1].bytes_received
 
 
+@pytest.mark.slow
 def test_blocks_are_found_by_the_same_picture_alone(source, truth):
     """The tokens before the first tile are the same whatever follows; behind it everything depends on it."""
     node = colocated(source, config(block_size=4, max_batch_tokens=32))

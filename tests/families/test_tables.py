@@ -286,7 +286,8 @@ def test_what_a_host_does_in_each_step_is_refused_by_its_flag(checkpoint):
         draft_model_spec(source.path)
 
 
-@pytest.mark.parametrize("seed", [8, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 13))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [8, 1, 2, 13])
 def test_nobody_notices_that_a_node_with_slices_is_lost(seed, checkpoint, continued):
     """With replicas and without: another epoch has the slices elsewhere, or a successor comes."""
     name = "longcat-ngram-odd"
@@ -362,6 +363,7 @@ def test_drafts_give_the_same_tokens(checkpoint, continued):
     assert cluster.attention[0].stats().drafts.verified
 
 
+@pytest.mark.slow
 def test_experts_that_do_not_fit_are_beside_a_table(checkpoint, continued):
     """Three of five experts of each layer have room; slices need none."""
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables")
@@ -370,6 +372,7 @@ def test_experts_that_do_not_fit_are_beside_a_table(checkpoint, continued):
     assert cluster.banks[0].stats().capacity == 6
 
 
+@pytest.mark.slow
 def test_random_weights_have_rows_too(checkpoint):
     """Each process makes the same ones."""
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables", load_format="dummy")

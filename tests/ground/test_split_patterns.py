@@ -139,6 +139,7 @@ class Matcher:
             yield from self._ends(rest, text, end)
 
 
+@pytest.mark.slow
 def test_the_matcher_tells_them_apart():
     quick, slow = Matcher([("a", "*"), ("x", "")], False), Matcher([("a", "*"), ("a", "*"), ("x", "")], False)
     found = [[one.steps_at_every_character("a" * size) for size in (20, 40)] for one in (quick, slow)]

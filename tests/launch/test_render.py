@@ -115,6 +115,7 @@ def test_every_pod_is_without_privilege(file: Path) -> None:
         assert mounted == {volume["name"] for volume in pod["volumes"]} >= {"keys", "certs"}
 
 
+@pytest.mark.slow
 def test_the_arguments_are_those_of_the_commands(file: Path) -> None:
     """Read by the commands themselves, with what Kubernetes would put into them."""
     for name, pod in pods(objects(file, certs=False)).items():
@@ -131,6 +132,7 @@ def test_the_arguments_are_those_of_the_commands(file: Path) -> None:
             assert node.make_context("node", words[1:]).params["role"] == name
 
 
+@pytest.mark.slow
 def test_roles_have_their_own_hosts_and_gpus(file: Path) -> None:
     file.write_text(TEXT.format(attention="h20", experts="h800"))
     found = pods(objects(file, selectors={Role.EXPERT: {"gpu": "h800"}}))

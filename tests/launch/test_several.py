@@ -48,6 +48,7 @@ WISHES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 16), st.floats(0.5, 64), st.lists(WISHES, min_size=2, max_size=4))
 @settings(max_examples=20, deadline=None)
 def test_they_fit_together_or_are_refused(cores, memory, wishes):

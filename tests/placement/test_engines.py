@@ -56,6 +56,7 @@ def test_parts_add_up_to_what_the_planner_says() -> None:
     assert (found().parts * rates).sum(axis=1) == pytest.approx(found().tpot, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_fit_predicts_series_that_it_has_not_seen() -> None:
     unseen = np.array([row.devices == 2 for row in found().rows])
     engine = fit_engine(Engine("mine"), found().some(~unseen))

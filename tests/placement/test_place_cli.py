@@ -122,6 +122,7 @@ def test_a_recording_is_read_too(tmp_path):
     assert run("--counts", path, "--nodes", 2, "--slots", 6)[0] == 0
 
 
+@pytest.mark.slow
 def test_wishes_on_the_command_line(counts):
     code, out = run(
         "--counts",

@@ -383,6 +383,7 @@ def test_a_piece_of_rows_is_longer_than_one_cut_at_tiles():
     assert pool.step(work, other, replace(pieces, by_rows=True)).piece > 300e-6, "it reads the experts again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("drafter", ["mtp", "eagle3", "ngram"])
 def test_accepted_drafts_raise_the_goodput_and_refused_ones_lower_it(name, drafter):

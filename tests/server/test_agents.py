@@ -209,6 +209,7 @@ def test_a_request_that_a_client_was_seen_to_send(http, server, client, path, bo
     assert server.backend.reply[:4] in said.text or server.backend.reply.strip() in said.text
 
 
+@pytest.mark.slow
 def test_the_prompt_of_claude_code(http, server):  # noqa: F811
     """Its billing header is not in it, and what it says between messages is in the user's turn."""
     http.post("/v1/messages", json=claude_code(**UNKNOWN_MODEL))

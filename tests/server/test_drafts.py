@@ -93,6 +93,7 @@ def test_sdks_expect_an_answer(client, drafting):
     assert client.completions.create(model="tiny", prompt="x").usage.completion_tokens_details is None
 
 
+@pytest.mark.slow
 def test_who_does_not_draft_passes_it_over(http, server, client, make_backend, run_server):
     asked = {**BODIES["/v1/chat/completions"], "prediction": EXPECTED}
     answered = http.post("/v1/chat/completions", json=asked)

@@ -45,6 +45,7 @@ def test_many_at_once(url, monkeypatch, capsys):
     assert len(lines) == 16 and re.fullmatch(r"\d+ tokens", last)
 
 
+@pytest.mark.slow
 def test_openais_client_and_a_schema(url, monkeypatch, capsys):
     pytest.importorskip("openai")
     assert printed("openai_client.py", url, monkeypatch, capsys).strip() in (

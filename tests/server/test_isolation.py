@@ -31,5 +31,6 @@ def test_gateway_imports_no_torch_and_stays_small():
     assert int(run(CODE)) < 100 * 1024  # KiB, at its highest
 
 
+@pytest.mark.slow
 def test_client_commands_import_nothing_heavy():
     run(CLIENT)

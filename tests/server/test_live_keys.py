@@ -47,6 +47,7 @@ console.log(JSON.stringify([chart.names, chart.past, chart.added]));
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="there is no node on this machine")
 def test_lines_are_of_those_who_asked_the_most(tmp_path):
     """A key may be named as what every object of JavaScript has. One that comes back goes on from what it had."""
@@ -63,6 +64,7 @@ def test_lines_are_of_those_who_asked_the_most(tmp_path):
     assert [values[:2] for values in added] == [[0.25, 1], [None, None], [0.5, None]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="there is no node on this machine")
 def test_a_key_that_may_have_been_shown_before_begins_with_what_it_asks_now(tmp_path):
     """Where all places are taken, its counts may be those of hours; where one is free, it is new."""

@@ -134,6 +134,7 @@ def test_bodies_on_their_way_are_no_requests(make_backend, run_server):
         assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_small_bodies_pass_while_large_ones_stall(make_backend, run_server):
     size = 1 << 18
     with run_server(make_backend(), max_body_bytes=size) as server, ExitStack() as stack:

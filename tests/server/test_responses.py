@@ -64,6 +64,7 @@ def test_stream(client, server):  # noqa: F811
     assert final.output_text == server.backend.reply
 
 
+@pytest.mark.slow
 def test_calls(client, server):  # noqa: F811
     server.backend.reply = CALLS
     said = client.responses.create(model="tiny", input="hello", tools=TOOLS)
@@ -168,6 +169,7 @@ def test_an_error_after_the_first_token_is_an_event(client, server):  # noqa: F8
     assert "lost" in events[-2].message and "lost" in events[-1].response.error.message
 
 
+@pytest.mark.slow
 def test_a_format(nano):  # noqa: F811
     said = nano.responses.parse(model="nano", input="hello", text_format=Size, temperature=0)
     assert isinstance(said.output_parsed, Size)

@@ -41,6 +41,7 @@ def nano():
         server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [

@@ -109,6 +109,7 @@ def test_a_flood_of_files_leaves_room_for_others(run_async):
     run_async(check())
 
 
+@pytest.mark.slow
 def test_a_flood_of_batches_keeps_nobody_out(run_async):
     async def check():
         database, clock = Database(), FakeClock()

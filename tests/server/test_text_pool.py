@@ -151,6 +151,7 @@ def refused(error):
     return type(error).__name__, error.message, error.param
 
 
+@pytest.mark.slow
 def test_a_process_prepares_what_the_loop_prepares(checkpoint, tokenizer):
     here = preparers_of(checkpoint, tokenizer)
 
@@ -211,6 +212,7 @@ def test_a_template_without_end_is_found_at_the_start(folder_with, tokenizer, bo
     asyncio.run(start())
 
 
+@pytest.mark.slow
 def test_a_template_that_only_refuses_is_served(folder_with, tokenizer):
     async def start():
         async with pool(folder_with("{{ raise_exception('no') }}"), tokenizer) as there:
@@ -221,6 +223,7 @@ def test_a_template_that_only_refuses_is_served(folder_with, tokenizer):
     asyncio.run(start())
 
 
+@pytest.mark.slow
 def test_a_template_that_cannot_be_compiled(folder_with, tokenizer):
     async def start():
         async with pool(folder_with("{% for %}"), tokenizer) as there:

@@ -85,6 +85,7 @@ def test_without_a_budget_the_same_model_goes_on_thinking(client):
     assert ask(client).choices[0].message.content == ""
 
 
+@pytest.mark.slow
 def test_a_budget_of_messages(http):
     asked = {"model": "nano", "messages": USER, "max_tokens": 24, "seed": 1}
     enabled = {"type": "enabled", "budget_tokens": 5}

@@ -66,6 +66,7 @@ def test_two_calls_of_one_answer(client, server):
     assert len({c.id for c in calls}) == 2
 
 
+@pytest.mark.slow
 def test_calls_come_as_they_are_written(client, server):
     server.backend.reply = CALLS
     with client.chat.completions.stream(model="tiny", messages=USER, tools=TOOLS) as stream:
@@ -79,6 +80,7 @@ def test_calls_come_as_they_are_written(client, server):
     assert final.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.slow
 def test_a_strict_function_is_held_to_its_schema(client, server):
     strict = {"type": "function", "function": {"name": "forecast", "parameters": FORECAST, "strict": True}}
     ask(client, tools=[strict, TOOLS[1]])
@@ -131,6 +133,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [TREES, TREES[::-1]])
 def test_each_function_is_held_to_its_own_schema_wherever_its_references_lead(client, server, tools):
     """Whether any function may be called, or one is named."""

@@ -26,6 +26,7 @@ def play(seed: int, model, *, roles: bool = False) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [12, 8])
 def test_nobody_notices_one_loss(seed, model):
     world = World(seed, model)

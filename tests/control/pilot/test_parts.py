@@ -25,6 +25,7 @@ def told(rate, seconds, step=10.0, start=0.0, forecast=None):
     return forecast
 
 
+@pytest.mark.slow
 def test_a_steady_rate_stays_and_a_ramp_goes_on():
     assert told(lambda at: 7.0, 900).soon(600) == pytest.approx(7.0)
     ramp = told(lambda at: 5 + 0.001 * at, 900)
@@ -36,6 +37,7 @@ def test_a_steady_rate_stays_and_a_ramp_goes_on():
     )
 
 
+@pytest.mark.slow
 def test_a_jump_is_seen_before_the_short_window_is_over_and_chance_is_none():
     jumped = told(lambda at: 7.0 if at <= 1000 else 14.0, 1020)
     assert jumped.present_rate == pytest.approx(14.0)
@@ -59,6 +61,7 @@ def test_a_burst_leaves_nothing_behind():
     assert forecast.present_rate == pytest.approx(7.0) and forecast.soon(600, 2) == pytest.approx(7.0)
 
 
+@pytest.mark.slow
 def test_a_burst_is_taken_to_go_as_far_as_those_before_until_it_is_seen():
     first = told(burst((1000, 1300)), 1010)
     assert first.present_rate == pytest.approx(14.0)
@@ -70,6 +73,7 @@ def test_a_burst_is_taken_to_go_as_far_as_those_before_until_it_is_seen():
     assert fades.jumped and fades.present_rate == pytest.approx(11.0), "what is seen counts"
 
 
+@pytest.mark.slow
 def test_what_lasts_is_the_level():
     forecast = told(lambda at: 7.0 if at <= 1000 else 14.0, 1590)
     assert forecast.jumped and forecast.trend()[0] == pytest.approx(7.0)
@@ -115,6 +119,7 @@ def test_noise_asks_for_room():
     assert noisy.soon(60, 2) > noisy.soon(60, 0) + 0.5
 
 
+@pytest.mark.slow
 def test_a_day_that_was_seen_says_what_comes():
     def day(at):
         return 20.0 if 0.5 * DAY <= at % DAY < 0.6 * DAY else 5.0
