@@ -2,10 +2,12 @@
 
     python -m bench.sparse_attention --save
     python -m bench.sparse_attention --tokens 4096 --turns 1
+    python -m bench.sparse_attention --decode-only --heads 64 --isa amx
 
-Two models of random weights with the attention of DeepSeek-V3.2, 16 heads of it, and hardly anything else: one has its
-indexer (2,048 rows of all, index keys of 128), the other attends all rows. In each turn both compute the same prompt in
-the native kernels, one after the other, and then some tokens; ratios are of neighbours.
+Two models of random weights with the attention of DeepSeek-V3.2, 16 heads of it or as many as are asked for, and hardly
+anything else: one has its indexer (2,048 rows of all, index keys of 128), the other attends all rows. In each turn both
+compute the same prompt in the native kernels, one after the other, or find one that is pretended, and then tokens in
+turns; ratios are of neighbours, their spread is of the middle four fifths.
 """
 
 import argparse
@@ -13,20 +15,23 @@ import json
 import random
 import tempfile
 import time
-from itertools import pairwise
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from afserve.comm.m2n.bank import LocalTicket
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import AUTO, EngineConfig, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import colocated
+from afserve.engine.kv.cache import KvBlocks
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "sparse_attention.jsonl"
-NEW, BLOCK, STEP = 17, 16, 512
+NEW, BLOCK, STEP, SOME = 33, 16, 512, 64
 SHAPE: dict[str, Any] = {
     "hidden_size": 1024, "intermediate_size": 1024, "moe_intermediate_size": 256, "num_hidden_layers": 4,
     "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 8, "n_shared_experts": 1,
@@ -38,49 +43,92 @@ INDEXER = {"index_n_heads": 16, "index_head_dim": 128, "index_topk": 2048}
 KINDS = {"sparse": {"model_type": "deepseek_v32", **INDEXER}, "full": {"model_type": "deepseek_v3"}}
 
 
-def node_of(folder: Path, kind: str, tokens: int, threads: int, layers: int) -> AttentionNode[LocalTicket]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What both models have in common."""
+
+    tokens: int
+    threads: int
+    layers: int
+    heads: int
+    isa: str
+
+
+def node_of(folder: Path, kind: str, asked: Asked) -> AttentionNode[LocalTicket]:
     """A model of this kind over a cache that holds one prompt and its answer."""
-    longest = tokens + NEW
+    longest = asked.tokens + NEW
     (folder / kind).mkdir()
-    config = {**SHAPE, **KINDS[kind], "max_position_embeddings": longest, "num_hidden_layers": layers}
-    (folder / kind / "config.json").write_text(json.dumps(config))
+    heads = {"num_attention_heads": asked.heads, "num_key_value_heads": asked.heads}
+    sizes = {"max_position_embeddings": longest, "num_hidden_layers": asked.layers, **heads}
+    (folder / kind / "config.json").write_text(json.dumps({**SHAPE, **KINDS[kind], **sizes}))
     source = ModelSource(str(folder / kind), kind, load_format="dummy")
     blocks = 2 + longest // BLOCK
-    asked = EngineConfig(
+    engine = EngineConfig(
         max_model_len=longest, kv_blocks=blocks, block_size=BLOCK, max_batch_tokens=STEP, micro_batches=1,
-        threads=threads, prefill_tokens=STEP,
+        threads=asked.threads, prefill_tokens=STEP, isa=asked.isa,
     )  # fmt: skip
-    return colocated(source, asked)
+    return colocated(source, engine)
 
 
-def seconds(node: AttentionNode[LocalTicket], handle: int, prompt: tuple[int, ...]) -> tuple[float, float]:
-    """Of the prompt, to its first token; and of each token behind it, the median."""
-    params = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+def request_of(handle: int, prompt: tuple[int, ...]) -> GenerationRequest:
+    return GenerationRequest(handle, prompt, SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True))
+
+
+def pretend(node: AttentionNode[LocalTicket], request: GenerationRequest) -> None:
+    """The prompt is found as if it had been computed: random rows, which take as long to attend as any."""
+    names, kv = node.usable_names(request), node.kv
+    blocks = kv.pool.allocate(len(names))
+    drawn = torch.randn(SOME, kv.block_bytes // 2, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for first in range(0, len(blocks), SOME):
+        some = blocks[first : first + SOME]
+        kv.write(some, KvBlocks(kv.fingerprint, drawn[: len(some)].view(torch.uint8)))
+    for block, name in zip(blocks, names, strict=True):
+        kv.pool.publish(block, name)
+    kv.pool.release(blocks)
+
+
+def next_token(node: AttentionNode[LocalTicket]) -> float:
+    """Seconds until it is there."""
     begin = time.perf_counter()
-    node.submit(GenerationRequest(handle, prompt, params))
-    at: list[float] = []
-    while node.busy:
-        if any(event.token_ids for event in node.step()):
-            at.append(time.perf_counter())
-    return at[0] - begin, median(after - before for before, after in pairwise(at))
+    while node.busy and not any(event.token_ids for event in node.step()):
+        pass
+    return time.perf_counter() - begin
 
 
-def measure(tokens: int, turns: int, threads: int, layers: int) -> dict[str, object]:
-    """Each turn has a prompt of its own, so that none is found in the cache."""
+def measure(asked: Asked, turns: int, decode_only: bool) -> dict[str, object]:
+    """Each turn has a prompt of its own, so that none is found in the cache that was computed."""
     draw = random.Random(5)
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    ratios: dict[str, list[float]] = {"prompt": [], "token": []}
+    found: dict[tuple[str, str], list[float]] = {(part, kind): [] for part in ratios for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        nodes = {kind: node_of(Path(folder), kind, tokens, threads, layers) for kind in KINDS}
+        nodes = {kind: node_of(Path(folder), kind, asked) for kind in KINDS}
         for turn in range(turns):
-            prompt = tuple(draw.randrange(3, SHAPE["vocab_size"]) for _ in range(tokens))
+            request = request_of(
+                turn, tuple(draw.randrange(3, SHAPE["vocab_size"]) for _ in range(asked.tokens))
+            )
             for kind, node in nodes.items():
-                found[kind].append(seconds(node, turn, prompt))
-    row: dict[str, object] = {"tokens": tokens, "threads": threads, "turns": turns, "layers": layers}
-    for part, name in enumerate(("prompt", "token")):
-        sparse, full = ([one[part] for one in found[kind]] for kind in ("sparse", "full"))
-        ratios = sorted(one / other for one, other in zip(sparse, full, strict=True))
-        row |= {f"{name}_s": median(sparse), f"{name}_full_s": median(full), f"{name}_ratio": median(ratios)}
-        row |= {f"{name}_spread": [ratios[0], ratios[-1]]}
+                if decode_only:
+                    pretend(node, request)
+                node.submit(request)
+                found["prompt", kind].append(next_token(node))
+            ratios["prompt"].append(found["prompt", "sparse"][-1] / found["prompt", "full"][-1])
+            for _ in range(NEW - 1):
+                for kind, node in nodes.items():
+                    found["token", kind].append(next_token(node))
+                ratios["token"].append(found["token", "sparse"][-1] / found["token", "full"][-1])
+    row: dict[str, object] = {
+        **asdict(asked),
+        "isa": nodes["full"].isa,
+        "turns": turns,
+        "decode_only": decode_only,
+    }
+    for name in ("token",) if decode_only else ("prompt", "token"):
+        each = sorted(ratios[name])
+        row |= {f"{name}_s": median(found[name, "sparse"]), f"{name}_full_s": median(found[name, "full"])}
+        row |= {
+            f"{name}_ratio": median(each),
+            f"{name}_spread": [round(each[len(each) // 10], 5), round(each[-1 - len(each) // 10], 5)],
+        }
     return {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
 
 
@@ -92,10 +140,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="of both models")
+    parser.add_argument("--heads", type=int, default=SHAPE["num_attention_heads"], help="of both models")
+    parser.add_argument("--isa", default=AUTO, help="an instruction set; the best one without")
+    parser.add_argument(
+        "--decode-only", action="store_true", help="no prompt is computed, only tokens behind one"
+    )
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     args = parser.parse_args()
     for tokens in args.tokens:
-        row = origin() | measure(tokens, args.turns, args.threads, args.layers)
+        asked = Asked(tokens, args.threads, args.layers, args.heads, args.isa)
+        row = origin(args.isa) | measure(asked, args.turns, args.decode_only)
         print(json.dumps(row), flush=True)
         if args.save:
             with OUT.open("a", encoding="utf-8") as file:

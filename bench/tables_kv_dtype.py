@@ -90,21 +90,28 @@ def _decoded(found: list[Row]) -> str:
 
 
 def sparse() -> str:
-    """A line for each length of a prompt and instruction set."""
-    found = newest(rows("sparse_attention"), "tokens", "isa", "threads")
+    """A line for each length of a prompt, instruction set and number of heads."""
+    every = ({"heads": 16, "decode_only": False, **row} for row in rows("sparse_attention"))
+    found = newest(every, "tokens", "isa", "threads", "heads", "decode_only")
     if not found:
         return ""
     return (
-        f"**Sparse attention beside full attention** ({_machines_of(found)}); `python -m bench.sparse_attention --save`. Aims at 32,768 tokens: 0.5 and 0.4. DeepSeek-V3.2's attention with 16 heads, 2,048 rows of all by its indexer, and the same attention of all rows, in turns: seconds of a prompt and milliseconds of a token behind it, and what the indexer's take of the others.\n\n"
+        f"**Sparse attention beside full attention** ({_machines_of(found)}); `python -m bench.sparse_attention --save`, without prompts `--decode-only`. Aims at 32,768 tokens: 0.5 and 0.4. DeepSeek-V3.2's attention with so many heads, 2,048 rows of all by its indexer, and the same attention of all rows, in turns: seconds of a prompt and milliseconds of a token behind it, and what the indexer's take of the others.\n\n"
         + table(
-            ["prompt", "instructions", "layers", "threads", "turns", "prompt, s", "full, s", "of full", "token, ms", "full, ms", "of full"],
+            ["prompt", "instructions", "heads", "layers", "threads", "turns", "prompt, s", "full, s", "of full", "token, ms", "full, ms", "of full"],
             (
-                [f"{row['tokens']:,}", row["isa"], row.get("layers", 4), row["threads"], row["turns"], f"{row['prompt_s']:.1f}", f"{row['prompt_full_s']:.1f}", f"{row['prompt_ratio']:.2f}",
+                [f"{row['tokens']:,}", row["isa"], row["heads"], row.get("layers", 4), row["threads"], row["turns"], *_prompt(row),
                  f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_full_s']:.2f}", f"{row['token_ratio']:.2f}"]
                 for row in found
             ),
         )
     )  # fmt: skip
+
+
+def _prompt(row: Row) -> list[str]:
+    if row["decode_only"]:
+        return ["", "", ""]
+    return [f"{row['prompt_s']:.1f}", f"{row['prompt_full_s']:.1f}", f"{row['prompt_ratio']:.2f}"]
 
 
 def _machines_of(found: list[Row]) -> str:
