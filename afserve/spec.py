@@ -167,7 +167,7 @@ class ModelSpec:
 
     def encoder_parameters(self) -> int:
         """Of the encoder of pictures, which every attention node has."""
-        return self.encoder.parameters(self.hidden) if self.encoder else 0
+        return self.encoder.parameters_beside(self.hidden) if self.encoder else 0
 
     def cut(self, layers: int) -> "ModelSpec":
         """The first `layers` layers of this model; at least one MoE layer must remain."""

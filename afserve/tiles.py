@@ -5,74 +5,147 @@ Plain numbers and bytes, no torch.
 
 import hashlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 MOST_TILE_BYTES = 24 << 20  # of one request
-_HEAD = struct.Struct("<II")
+KEPT_ROW_BYTES = 64 << 20  # of rows of the last pictures, on each attention node
+_HEAD = struct.Struct("<III")
+
+
+@dataclass(frozen=True)
+class PictureTile:
+    """`pixels` are a picture's red, green and blue plane, row by row, `wide` to a row, a byte for each number. Its rows
+    stand in the place of the prompt's tokens from `start` on, as many as the model's encoder makes of it."""
+
+    start: int
+    wide: int
+    pixels: bytes = field(repr=False)
+
+    @property
+    def tall(self) -> int:
+        return len(self.pixels) // (3 * self.wide)
+
+    @cached_property
+    def name(self) -> bytes:
+        """128 bits of BLAKE2b over the pixels and their width."""
+        said = hashlib.blake2b(self.wide.to_bytes(4, "big"), digest_size=16)
+        said.update(self.pixels)
+        return said.digest()
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderSpec:
-    """A vision tower over square tiles of pictures, and what projects its rows to the text model's width (Llama 4).
-
-    A tile has `side` x `side` pixels of three colours in patches of `patch` x `patch`, which `layers` layers attend all
-    to all; `join` x `join` of them become one row of `out` numbers, and that one of the text model. Each row takes the
-    place of a token `token` of the prompt.
+class EncoderSpec(ABC):
+    """A vision tower over pictures in patches of `patch` x `patch` pixels of three colours, which `layers` layers
+    attend all to all, and what projects its rows to the text model's width. `join` x `join` patches become one row,
+    which takes the place of a token `token` of the prompt.
     """
 
     token: int
-    side: int
     patch: int
     hidden: int
     layers: int
     heads: int
     inner: int
     join: int
-    out: int
     theta: float
 
     @property
-    def grid(self) -> int:
-        """Patches along a side of a tile."""
-        return self.side // self.patch
+    def step(self) -> int:
+        """Pixels along a side of what becomes one row."""
+        return self.patch * self.join
+
+    def grid(self, tile: PictureTile) -> tuple[int, int]:
+        """Rows and columns of what it becomes, which are read one row after the other."""
+        return tile.tall // self.step, tile.wide // self.step
+
+    def row_count(self, tile: PictureTile) -> int:
+        """Whose places it takes."""
+        tall, wide = self.grid(tile)
+        return tall * wide
 
     @property
-    def rows(self) -> int:
-        """Tokens of a tile."""
-        return (self.grid // self.join) ** 2
+    @abstractmethod
+    def most_patches(self) -> int:
+        """Of what is encoded at once."""
+
+    def scratch_bytes(self, element: int) -> int:
+        """Beside weights, about: rows that are kept, and what a layer makes of so many patches in numbers of `element`
+        bytes."""
+        return KEPT_ROW_BYTES + self.most_patches * (2 * self.inner + 8 * self.hidden) * element
+
+    @abstractmethod
+    def fault(self, tile: PictureTile) -> str:
+        """Why it is none of this model's; empty where it is one."""
+
+    @abstractmethod
+    def parameters_beside(self, width: int) -> int:
+        """Of a text model with rows of so many numbers."""
+
+    def _layer_parameters(self) -> int:
+        h = self.hidden
+        return self.layers * (4 * h * (h + 1) + h * (2 * self.inner + 5) + self.inner)
+
+
+@dataclass(frozen=True, slots=True)
+class TiledEncoderSpec(EncoderSpec):
+    """Llama 4's: square tiles with `side` pixels, rows of `out` numbers before they are projected."""
+
+    side: int
+    out: int
 
     @property
     def tile_bytes(self) -> int:
         return 3 * self.side**2
 
-    def parameters(self, width: int) -> int:
-        """Of a text model with rows of so many numbers."""
+    @property
+    def most_patches(self) -> int:
+        return (self.side // self.patch) ** 2 + 1
+
+    def fault(self, tile: PictureTile) -> str:
+        if tile.wide == self.side and len(tile.pixels) == self.tile_bytes:
+            return ""
+        given = f"{len(tile.pixels)} bytes, {tile.wide} pixels wide"
+        return f"has {given}, this model's have {self.tile_bytes} bytes and {self.side}"
+
+    def parameters_beside(self, width: int) -> int:
         h = self.hidden
-        layer = 4 * h * (h + 1) + h * (2 * self.inner + 5) + self.inner
-        ends = h * (3 * self.patch**2 + self.grid**2 + 6)
-        return self.layers * layer + ends + self.out * (h * self.join**2 + self.out + width)
+        ends = h * (3 * self.patch**2 + self.most_patches + 5)
+        return self._layer_parameters() + ends + self.out * (h * self.join**2 + self.out + width)
 
 
-@dataclass(frozen=True)
-class PictureTile:
-    """`pixels` are a tile's red, green and blue plane, row by row, a byte for each number. Its rows stand in the place
-    of the prompt's tokens from `start` on, as many as the model's encoder makes of a tile."""
+@dataclass(frozen=True, slots=True)
+class WholeEncoderSpec(EncoderSpec):
+    """Qwen3.5's: pictures of any size that is whole squares. A patch is read as `frames` alike ones. What is learned
+    for `places` x `places` places is stretched over a picture. `sections` of the text model's frequencies turn by place
+    in time, row and column, in turns."""
 
-    start: int
-    pixels: bytes = field(repr=False)
+    places: int
+    frames: int
+    sections: tuple[int, ...]
 
-    @cached_property
-    def name(self) -> bytes:
-        """128 bits of BLAKE2b over the pixels."""
-        return hashlib.blake2b(self.pixels, digest_size=16).digest()
+    @property
+    def most_patches(self) -> int:
+        return MOST_TILE_BYTES // (3 * self.patch**2)
+
+    def fault(self, tile: PictureTile) -> str:
+        even = tile.wide > 0 and len(tile.pixels) == 3 * tile.wide * tile.tall and tile.tall > 0
+        if even and tile.wide % self.step == tile.tall % self.step == 0:
+            return ""
+        return f"has {len(tile.pixels)} bytes, {tile.wide} pixels wide: not whole squares of {self.step} x {self.step}"
+
+    def parameters_beside(self, width: int) -> int:
+        h, joined = self.hidden, self.hidden * self.join**2
+        ends = h * (3 * self.frames * self.patch**2 + self.places**2 + 3)
+        return self._layer_parameters() + ends + joined * (joined + 1) + width * (joined + 1)
 
 
 def pack_tiles(tiles: Iterable[PictureTile]) -> bytes:
     """Nothing where there are none."""
     return b"".join(
-        part for tile in tiles for part in (_HEAD.pack(tile.start, len(tile.pixels)), tile.pixels)
+        part for tile in tiles for part in (_HEAD.pack(tile.start, tile.wide, len(tile.pixels)), tile.pixels)
     )
 
 
@@ -86,9 +159,9 @@ def _unpacked(data: bytes) -> Iterator[PictureTile]:
     while at < len(data):
         if at + _HEAD.size > len(data):
             raise ValueError("tiles: the bytes end within a head")
-        start, size = _HEAD.unpack_from(data, at)
+        start, wide, size = _HEAD.unpack_from(data, at)
         at += _HEAD.size
         if size > len(data) - at:
             raise ValueError(f"tiles: {size} bytes of pixels are told and {len(data) - at} are there")
-        yield PictureTile(start, data[at : at + size])
+        yield PictureTile(start, wide, data[at : at + size])
         at += size

@@ -29,8 +29,8 @@ def seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch
         v = ops.rms_norm(v, layer.steps.v_norm_D, layer.eps)
     if not layer.steps.late:
         q, k = _head_norms(ops, q, k, layer)
-    q = ops.rope(q, layer.cos_PD, layer.sin_PD, batch.position_T, False)
-    k = ops.rope(k, layer.cos_PD, layer.sin_PD, batch.position_T, False)
+    angles = batch.turns or (layer.cos_PD, layer.sin_PD, batch.position_T)
+    q, k = ops.rope(q, *angles, False), ops.rope(k, *angles, False)
     if layer.steps.late:
         q, k = _head_norms(ops, q, k, layer)
     if layer.steps.q_scale_P is not None:

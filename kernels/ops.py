@@ -221,7 +221,7 @@ class Ops:
         x_TH becomes, in place, the residual stream after attention; the result is what the FFN half needs.
         """
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
-        half = self._backend.gqa_half(x_TH, bound, batch)
+        half = None if batch.turns else self._backend.gqa_half(x_TH, bound, batch)
         return half_of_ops(self._backend, x_TH, bound, batch) if half is None else half
 
     def gqa_part(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Tensor:

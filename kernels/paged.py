@@ -6,6 +6,7 @@ Shapes: T tokens in the batch, S sequences, B most blocks per sequence, N blocks
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,14 @@ class ChosenRows:
     def __init__(self) -> None:
         self.rows: PagedBatch | None = None
         self.taken: PagedBatch | None = None
+
+
+class Turns(NamedTuple):
+    """Cos and sin of each row of a batch, float32, in the place of a layer's tables; row_T counts them from 0."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+    row_T: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,9 @@ class PagedBatch:
     Of the sequences that are `held` states stay in the cache as they are (`HeldStates`). `singly`: every token has the
     bits that it has as the only one of its sequence, also where a backend computes several in another way.
 
+    `turns` are there where the rotary embedding does not turn all rows by position_T; they are of every layer that has
+    one. Single ops read them, and no fused half.
+
     `chosen` goes from a layer with an indexer to those behind it that attend the same rows; it is of one step. `copies`
     are this batch on further devices of a node, by their numbers.
 
@@ -55,6 +67,7 @@ class PagedBatch:
     contexts: tuple[int, ...] = ()
     held: "HeldStates | None" = None
     singly: bool = False
+    turns: Turns | None = None
     chosen: ChosenRows = field(default_factory=ChosenRows, init=False, repr=False, compare=False)
     copies: "dict[int, PagedBatch]" = field(default_factory=dict, init=False, repr=False, compare=False)
     handle: object | None = field(default=None, init=False, repr=False, compare=False)
@@ -73,6 +86,7 @@ class PagedBatch:
             self.contexts,
             self.held,
             self.singly,
+            self.turns,
         )
         object.__setattr__(bound, "handle", handle)
         object.__setattr__(bound, "chosen", self.chosen)

@@ -39,7 +39,7 @@ from afserve.models.tables.rows import TableRows
 from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
 from afserve.models.unread import told_unread
-from afserve.models.vision.encoder import TileEncoder
+from afserve.models.vision.encoder import load_encoder
 from afserve.models.weights import Checkpoint, DummyCheckpoint, StoredTensors, TensorSource
 from afserve.placement.expert_memory import FLAG
 from afserve.spec import ModelSpec
@@ -156,7 +156,7 @@ def build_attention_node(
     if drafts.head:
         model.head = open_draft_head(drafts, model)
     if spec.encoder is not None:
-        model.encoder = TileEncoder(spec.encoder, spec.hidden, tensors.tensor, model.dtype, ops.device)
+        model.encoder = load_encoder(spec.encoder, spec.hidden, tensors.tensor, model.dtype, ops.device)
     weights = weights or attention_weights(source)
     eos = eos_ids(source.path)
     guides = Guides(Compiler(source.path, spec.vocab_size, eos))

@@ -66,6 +66,7 @@ from afserve.families.windowed import (
 from afserve.json_file import read_object
 from afserve.spec import BYTES, ModelSpec, distinct
 from afserve.spec_parts import LayerSpec, TableSpec
+from afserve.tiles import EncoderSpec
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v3": deepseek_v3.FAMILY,
@@ -185,6 +186,12 @@ def table_of(fields: ConfigFields) -> TableSpec | None:
     """The look-up table of a family that the engine serves and that has one."""
     found = _family(fields.config)
     return None if found is None else found.table(found.config_view(fields))
+
+
+def encoder_of(fields: ConfigFields) -> EncoderSpec | None:
+    """The encoder of pictures of a family that the engine serves and that has one."""
+    found = _family(fields.config)
+    return None if found is None else found.encoder(found.config_view(fields))
 
 
 def naming_of(spec: ModelSpec) -> Naming:

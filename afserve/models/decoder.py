@@ -28,10 +28,12 @@ from afserve.models.local_ffn import LatentRows, LocalFfn
 from afserve.models.predictor import Predictor
 from afserve.models.rope import Rotary, head_tables, latent_tables
 from afserve.models.router import Sent, load_router, parted
-from afserve.models.vision.encoder import TileEncoder
+from afserve.models.vision.sections import SectionedRotary
+from afserve.models.vision.tower import PictureEncoder
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import DenseSpec, RopeSpec
+from afserve.tiles import WholeEncoderSpec
 
 log = logging.getLogger("afserve.models")
 
@@ -165,7 +167,7 @@ class AttentionModel:
         found: list[DecoderLayer] = []
         self.predictor: Predictor | None = None
         self.head: DraftHead | None = None
-        self.encoder: TileEncoder | None = None
+        self.encoder: PictureEncoder | None = None
         self._positions = max_positions
         for layer in range(len(spec.pattern)):
             attention = spec.layer(layer).attention
@@ -180,6 +182,10 @@ class AttentionModel:
                 assert naming.predictor is not None, "refused by `served_spec`"
                 self.predictor = Predictor(spec, naming.predictor, tensors, ops)
             progress((layer + 1) / len(spec.pattern))
+        self.sections: SectionedRotary | None = None
+        if isinstance(spec.encoder, WholeEncoderSpec):
+            own = next(table for (rope, _), table in made.items() if rope is not None)
+            self.sections = SectionedRotary(spec.encoder, own.cos_PD, own.sin_PD)
         self.layers, self.predicting = found[: spec.layers], found[spec.layers :]
         if self.rounding_error is not None:
             named, error = self._dense.name, self.rounding_error

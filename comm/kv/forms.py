@@ -107,7 +107,7 @@ _FORMS: dict[type[Message], _Form] = {
     Offer: _form(1, "generation:I", "names", b"".join, _names),
     CopiesKept: _form(1, "count:I"),
     Prefill: _form(
-        2,
+        3,
         "request:Q generation:I priority:i share:H here:I life:I count:I salted:H named:H tiled:I",
         "tokens",
     ),

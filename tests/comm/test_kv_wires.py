@@ -153,7 +153,7 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
         EndTransfer(7, "why"),
         Piece(7, 1, 2, 5, bytes(2 * BLOCK)),
         Prefill(7, 9, 3, (1, 2, 1 << 31), -5, "salt ü", "tenant é", 1000),
-        Prefill(7, 9, 3, (1, 2), 0, "salt", tiles=(PictureTile(0, b"red"), PictureTile(1, b""))),
+        Prefill(7, 9, 3, (1, 2), 0, "salt", tiles=(PictureTile(0, 1, b"red"), PictureTile(1, 2, b""))),
         Coming(7, 100_000, 25, 3),
         Row(7, 5, bytes(range(24))),
     ):
@@ -163,7 +163,7 @@ def test_messages_come_back_as_they_went_and_others_are_refused():
     head, body = encode(Prefill(7, 9, 3, (1, 2), 0, "tenant"))
     with pytest.raises(ProtocolError, match="a Prefill of 2 tokens has 4 bytes behind a salt of 6"):
         decode(decode_head(head, BLOCK), bytes(body)[:-4])
-    head, body = encode(Prefill(7, 9, 3, (1, 2), tiles=(PictureTile(1, b"red"),)))
+    head, body = encode(Prefill(7, 9, 3, (1, 2), tiles=(PictureTile(1, 1, b"red"),)))
     with pytest.raises(
         ProtocolError, match="a Prefill with tiles: 7 bytes of pixels are told and 3 are there"
     ):

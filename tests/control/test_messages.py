@@ -130,7 +130,7 @@ FROM_ATTENTION = [
 ]
 TO_ATTENTION = [Cancel(0), Acknowledge((1, 1 << 41)), Acknowledge(()), Resume(1 << 41, 0), Resume(1, 77)]
 TO_ATTENTION.append(
-    Submit(GenerationRequest(1, (2, 2, 3), tiles=(PictureTile(0, bytes(9)), PictureTile(1, b""))))
+    Submit(GenerationRequest(1, (2, 2, 3), tiles=(PictureTile(0, 1, bytes(9)), PictureTile(1, 2, b""))))
 )
 TO_NODE = [
     Assigned(expert_life(1, 4), RUN),

@@ -13,15 +13,10 @@ from afserve.server.bodies.fields import Fields
 from afserve.server.text.pictures import PictureReader
 from afserve.tokens.tokenizer import Tokenizer
 from tests.e2e.conftest import DEADLINE
-from tests.families.pictures import Seeing, build_talking, data_url
+from tests.families.pictures import SIGHTS, build_talking, data_url
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
 NEW = 160
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return build_talking(tmp_path_factory.mktemp("talking"))
 
 
 def body(*urls, **more):
@@ -55,7 +50,7 @@ def answer(up, asked):
     return told["choices"][0]["message"]["content"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def by_transformers(folder, up, asked, urls, said):
+def by_transformers(sight, folder, up, asked, urls, said):
     """The words; the engine's own are guessed."""
     tokenizer = Tokenizer.from_folder(folder)
     ids = httpx.post(f"{up.url}/tokenize", json=asked, timeout=DEADLINE).json()["tokens"]
@@ -66,17 +61,19 @@ def by_transformers(folder, up, asked, urls, said):
     params = SamplingParams(max_tokens=NEW, temperature=0)
     request = GenerationRequest(0, tuple(ids), params, tiles=reader.locate(ids, pictures))
     guess = tokenizer.encode(said, add_special_tokens=False)
-    return tokenizer.decode(Seeing(folder).continued(request, guess), skip_special_tokens=False)
+    return tokenizer.decode(SIGHTS[sight].seeing(folder).continued(request, guess), skip_special_tokens=False)
 
 
-def test_a_kill_in_mid_stream_and_a_cache(folder, up):
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_a_kill_in_mid_stream_and_a_cache(sight, tmp_path, up):
+    folder = build_talking(tmp_path, sight)
     one, two = data_url(37, 61), data_url(10, 9, seed=1, kind="JPEG")
     other = data_url(37, 61, seed=2)
     asked = [body(one), body(other, two)]
     server = up("--model", str(folder), "--attention", "2", "--experts", "1", "--threads", "1")
     undisturbed = [answer(server, each)[0] for each in asked]
-    assert undisturbed[0] == by_transformers(folder, server, asked[0], [one], undisturbed[0])
-    assert undisturbed[1] == by_transformers(folder, server, asked[1], [other, two], undisturbed[1])
+    assert undisturbed[0] == by_transformers(sight, folder, server, asked[0], [one], undisturbed[0])
+    assert undisturbed[1] == by_transformers(sight, folder, server, asked[1], [other, two], undisturbed[1])
     again, cached = answer(server, asked[0])
     assert again == undisturbed[0] and cached >= 32, "the same picture is found"
     refused = httpx.post(f"{server.url}/v1/chat/completions", json=body("https://a.example/b.png"))
@@ -93,12 +90,12 @@ def test_a_kill_in_mid_stream_and_a_cache(folder, up):
     assert server.stop()[0] == 0
 
 
-def test_prefill_nodes_see_what_decode_nodes_are_asked(folder, up):
-    url = data_url(37, 61)
+def test_prefill_nodes_see_what_decode_nodes_are_asked(tmp_path, up):
+    folder, url = build_talking(tmp_path, "qwen3_5"), data_url(37, 61)
     flags = ("--prefill", "1", "--decode", "1", "--experts", "1", "--threads", "1", "--straight-tokens", "0")
     server = up("--model", str(folder), *flags)
     said, _ = answer(server, body(url))
-    assert said == by_transformers(folder, server, body(url), [url], said)
+    assert said == by_transformers("qwen3_5", folder, server, body(url), [url], said)
     nodes = httpx.get(f"{server.url}/status", timeout=DEADLINE).json()["nodes"]
     kv = [node["stats"]["kv"] for node in nodes if node["role"] == "attention"]
     assert sum(one["handed"] for one in kv) == 1 and not sum(one["handed_short"] for one in kv)

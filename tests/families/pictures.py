@@ -1,8 +1,11 @@
-"""A tiny Llama 4 that sees, prompts with tiles of random pixels, and what transformers says of them."""
+"""Tiny models that see, prompts with tiles of random pixels, and what transformers says of them; first Llama 4."""
 
 import base64
 import io
 import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import afserve
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.tiles import PictureTile
 from tests.engine import greedy
+from tests.families import whole_pictures
 from tests.families.tiny import LOCAL
 
 TOKEN, SIDE, ROWS = 210, 24, 9
@@ -34,18 +38,49 @@ TEMPLATE = """{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>
 {%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
 
 
-def build_talking(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Sight:
+    """A family that sees: a tiny checkpoint of it, transformers' model, its pictures by seed, and how it is asked. The
+    rows of a picture stand for `marks[row]`."""
+
+    build: Callable[..., Path]
+    seeing: Callable[[Path], Any]
+    tile: Callable[[int, int], PictureTile]
+    rows: Callable[[int], int]
+    marks: Sequence[str]
+    row: str
+    template: str
+    reads: dict[str, object] = field(default_factory=dict)  # preprocessor_config.json
+    drafts: Sequence[str] = ("suffix:3",)
+
+    def request(self, handle: int, parts: list[int | list[int]], params: SamplingParams) -> GenerationRequest:
+        """`parts` in order: a list of tokens, or the seed of a picture."""
+        ids: list[int] = []
+        tiles = []
+        for part in parts:
+            if isinstance(part, int):
+                tiles.append(self.tile(part, len(ids)))
+                ids += [TOKEN] * self.rows(part)
+            else:
+                ids += part
+        return GenerationRequest(handle, tuple(ids), params, tiles=tuple(tiles))
+
+
+def build_talking(folder: Path, sight: str = "llama4") -> Path:
     """With nano's words, and marks of pictures behind them."""
+    seen = SIGHTS[sight]
     nano = Path(afserve.__file__).parent / "configs" / "nano"
     words = json.loads((nano / "tokenizer.json").read_text())
     size, plain = len(words["model"]["vocab"]), words["added_tokens"][0]
-    words["added_tokens"] += [{**plain, "id": size + at, "content": mark} for at, mark in enumerate(MARKS)]
-    build_seeing(
-        folder, size + MARKS.index("<|patch|>"), vocab_size=size + len(MARKS), max_position_embeddings=1024
-    )
+    words["added_tokens"] += [
+        {**plain, "id": size + at, "content": mark} for at, mark in enumerate(seen.marks)
+    ]
+    token, vocabulary = size + seen.marks.index(seen.row), size + len(seen.marks)
+    seen.build(folder, token, vocab_size=vocabulary, max_position_embeddings=1024)
     (folder / "tokenizer.json").write_text(json.dumps(words))
     (folder / "tokenizer_config.json").write_text((nano / "tokenizer_config.json").read_text())
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(seen.template)
+    (folder / "preprocessor_config.json").write_text(json.dumps(seen.reads))
     return folder
 
 
@@ -78,6 +113,11 @@ class Seeing:
         self._features = torch.zeros(0)
 
     def continued(self, request: GenerationRequest, guessed: list[int]) -> list[int]:
+        self.see(request)
+        return greedy.continued(self, request.prompt_ids, request.params.max_tokens, guessed)
+
+    def see(self, request: GenerationRequest) -> None:
+        """What is computed from now on begins with this prompt."""
         model, tiles = self._model, [Seeing._pixels(tile) for tile in request.tiles]
         if tiles:
             with torch.no_grad():
@@ -85,7 +125,6 @@ class Seeing:
                 self._features = model.multi_modal_projector(seen.flatten(0, 1))
         else:
             self._features = torch.zeros(0)
-        return greedy.continued(self, request.prompt_ids, request.params.max_tokens, guessed)
 
     def __call__(self, ids: torch.Tensor, use_cache: bool) -> Any:
         x = self._model.get_input_embeddings()(ids)
@@ -113,17 +152,22 @@ def data_url(width: int, height: int, seed: int = 0, kind: str = "PNG") -> str:
 
 def tile(seed: int, start: int) -> PictureTile:
     generator = torch.Generator().manual_seed(seed)
-    return PictureTile(start, bytes(torch.randint(0, 256, (3 * SIDE**2,), generator=generator).tolist()))
+    return PictureTile(
+        start, SIDE, bytes(torch.randint(0, 256, (3 * SIDE**2,), generator=generator).tolist())
+    )
 
 
-def seen_request(handle: int, parts: list[int | list[int]], params: SamplingParams) -> GenerationRequest:
-    """`parts` in order: a list of tokens, or the seed of a tile."""
-    ids: list[int] = []
-    tiles = []
-    for part in parts:
-        if isinstance(part, int):
-            tiles.append(tile(part, len(ids)))
-            ids += [TOKEN] * ROWS
-        else:
-            ids += part
-    return GenerationRequest(handle, tuple(ids), params, tiles=tuple(tiles))
+SIGHTS = {
+    "llama4": Sight(build_seeing, Seeing, tile, lambda seed: ROWS, MARKS, "<|patch|>", TEMPLATE),
+    "qwen3_5": Sight(
+        whole_pictures.build_whole,
+        whole_pictures.SeeingWhole,
+        whole_pictures.tile,
+        lambda seed: math.prod(whole_pictures.GRIDS[seed]),
+        whole_pictures.MARKS,
+        "<|image_pad|>",
+        whole_pictures.TEMPLATE,
+        whole_pictures.READS,
+        ("suffix:3", "mtp:2"),
+    ),
+}

@@ -13,6 +13,10 @@ from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import FAMILIES, load_spec, naming_of, spec_from_config
 from afserve.launch.plan.footprint import role_bytes
 from afserve.models.identity import role_of
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.kv import attention_weight_bytes
+from afserve.placement.planner.perf.shape_reader import shape_from_config
+from afserve.tiles import PictureTile
 from tests.engine.driving import config
 from tests.engine.local_cluster import LocalCluster
 
@@ -150,6 +154,7 @@ def test_what_ling_refuses(fields, words):
         spec_from_config(MODELS["ling-3.0-flash"] | fields)
 
 
+QWEN3_5_VISION = {"out_hidden_size": 4096}  # the others are those of the family
 SCOUT_VISION = {
     "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096,
@@ -175,6 +180,26 @@ def test_what_llama4s_encoder_refuses(fields, words):
         )
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"out_hidden_size": 3584},
+            "vision_config: out_hidden_size: 3584 is not the text model's hidden_size",
+        ),
+        ({"num_position_embeddings": 2300}, "num_position_embeddings: 2300 is not a square"),
+        ({"num_heads": 15}, "hidden_size: 1152 is not a multiple of 4 . num_heads 15"),
+        ({"deepstack_visual_indexes": [8, 16]}, "deepstack_visual_indexes: .8, 16. is not supported"),
+    ],
+)
+def test_what_qwen3_5s_encoder_refuses(fields, words):
+    text = MODELS["qwen3.5-397b-a17b"]
+    with pytest.raises(CheckpointError, match=words):
+        spec_from_config(
+            {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": QWEN3_5_VISION | fields}
+        )
+
+
 def test_llama4_beside_a_vision_model():
     text = MODELS["llama-4-scout"]
     spec = spec_from_config(
@@ -186,7 +211,8 @@ def test_llama4_beside_a_vision_model():
         }
     )
     assert spec.hidden == 5120 and spec.layers == 48
-    assert spec.encoder is not None and spec.encoder.rows == 144 and spec.encoder.tile_bytes == 338_688
+    tile = PictureTile(0, 336, bytes(338_688))
+    assert spec.encoder is not None and not spec.encoder.fault(tile) and spec.encoder.row_count(tile) == 144
     assert round(spec.encoder_parameters() / 1e6) == 872
     source = ModelSource("", "scout", dtype="bfloat16")
     seeing, blind = (
@@ -198,7 +224,14 @@ def test_llama4_beside_a_vision_model():
 
 def test_qwen3_5_beside_a_vision_model():
     text = MODELS["qwen3.5-397b-a17b"]
-    spec = spec_from_config({"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {"depth": 7}})
+    config = {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": QWEN3_5_VISION}
+    spec, shape = spec_from_config(config), shape_from_config("seeing", config)
+    assert spec.encoder == shape.encoder and round(spec.encoder_parameters() / 1e6) == 456
+    tall, wide = 1080 // 32 * 32, 1920
+    assert spec.encoder.row_count(PictureTile(0, wide, bytes(3 * tall * wide))) == 33 * 60
+    blind = replace(shape, encoder=None)
+    taken = [attention_weight_bytes(one, Precision(), 4) for one in (shape, blind)]
+    assert taken[0] - taken[1] == 2 * spec.encoder_parameters(), "whole on one device, in bfloat16"
     assert spec.hidden == 4096 and [spec.layer(i).attention.kind for i in range(4)] == ["linear"] * 3 + [
         "gqa"
     ]

@@ -201,7 +201,15 @@ CONFIGS["llama4"] = CONFIGS["llama4_text"] | {
         "intermediate_size": 64, "projector_input_dim": 12, "projector_output_dim": 12, "vision_output_dim": 12,
     },
 }  # fmt: skip
-CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"]
+CONFIGS["qwen3_5_moe_text"] = CONFIGS["qwen3_next"]
+CONFIGS["qwen3_5_moe"] = CONFIGS["qwen3_next"] | {
+    "image_token_id": 7,
+    "vision_config": {
+        "depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4,
+        "num_position_embeddings": 25, "out_hidden_size": CONFIGS["qwen3_next"]["hidden_size"],
+        "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
 OWN_NAMES = {"longcat_flash", "longcat_flash_ngram"}
 """Their layers are counted by another name, each being two of ours: the planner reads them as these families alone."""
 MACHINE = Machine(8, 64 << 30, 64 << 30, "")

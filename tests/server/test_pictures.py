@@ -5,6 +5,7 @@ import shutil
 from array import array
 
 import pytest
+import torch
 
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import CheckpointError, RequestError
@@ -17,6 +18,7 @@ from afserve.server.text.prompt_tokens import TextModel
 from afserve.tokens.chat_template import ChatTemplate
 from afserve.tokens.tokenizer import Tokenizer
 from tests.families.pictures import ROWS, SIDE, build_talking, data_url
+from tests.families.whole_pictures import READS
 
 SIZES = [(1, 1), (24, 24), (37, 61), (300, 20), (25, 24), (500, 333), (96, 97), (7, 90)]
 
@@ -24,6 +26,11 @@ SIZES = [(1, 1), (24, 24), (37, 61), (300, 20), (25, 24), (500, 333), (96, 97), 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return str(build_talking(tmp_path_factory.mktemp("talking")))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return str(build_talking(tmp_path_factory.mktemp("whole"), "qwen3_5"))
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +43,17 @@ def reader(folder, tokenizer):
     return PictureReader.from_folder(folder, tokenizer)
 
 
+def preparer_of(folder):
+    tokenizer = Tokenizer.from_folder(folder)
+    template, reader = ChatTemplate.from_folder(folder), PictureReader.from_folder(folder, tokenizer)
+    return Preparer(
+        TextModel(folder, "sees", 1024, 2054, 4), tokenizer, SamplingParams(), template, pictures=reader
+    )
+
+
 @pytest.fixture
-def preparer(folder, tokenizer, reader):
-    model = TextModel(folder, "sees", 1024, 2054, 4)
-    template = ChatTemplate.from_folder(folder)
-    return Preparer(model, tokenizer, SamplingParams(), template, pictures=reader)
+def preparer(folder):
+    return preparer_of(folder)
 
 
 def part(url):
@@ -74,7 +87,6 @@ def test_the_prompt_is_that_of_transformers(preparer, tokenizer):
 def test_tiles_are_those_of_transformers(reader):
     """Pillow and torch round the resampled bytes to neighbours now and then; then bfloat16 rounds those."""
     pytest.importorskip("torchvision")
-    import torch
     from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
 
     processor = Llama4ImageProcessor(size={"height": SIDE, "width": SIDE})
@@ -82,10 +94,47 @@ def test_tiles_are_those_of_transformers(reader):
         url = data_url(width, height, seed)
         (picture,) = reader.read_pictures([Fields(part(url))])
         wanted = processor(decoded(url), return_tensors="pt")
-        assert [picture.tall, picture.wide] == wanted["aspect_ratios"][0].tolist()
-        got = torch.frombuffer(bytearray(b"".join(picture.tiles)), dtype=torch.uint8).view(-1, 3, SIDE, SIDE)
+        tall, wide = wanted["aspect_ratios"][0].tolist()
+        assert picture.words.count("<|tile_y_separator|>") == tall * (tall * wide > 1)
+        assert len(picture.tiles) == tall * wide + (tall * wide > 1)
+        pixels = bytearray(b"".join(tile.pixels for tile in picture.tiles))
+        got = torch.frombuffer(pixels, dtype=torch.uint8).view(-1, 3, SIDE, SIDE)
         values = (got.to(torch.bfloat16) * (1 / 255)).sub(0.5).div(0.5)
         torch.testing.assert_close(values, wanted["pixel_values"].view_as(values), atol=0.02, rtol=0)
+
+
+def test_whole_pictures_are_those_of_transformers(whole):
+    """Several of all shapes in one chat: their pixels, and as many tokens between the template's marks."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor, tokenizer = Qwen2VLImageProcessorPil(**READS), Tokenizer.from_folder(whole)
+    urls = [data_url(*size, seed) for seed, size in enumerate([*SIZES, (9, 1500), (40, 24)])]
+    prepared = preparer_of(whole).prepare(BodyKind.CHAT, chat("What", *map(part, urls), "?"))
+    prepared = from_bytes(to_bytes(prepared))
+    words = "<|begin|><|user|>What"
+    for tile, url in zip(prepared.tiles, urls, strict=True):
+        wanted = processor(decoded(url), return_tensors="pt")
+        _, tall, wide = wanted["image_grid_thw"][0].tolist()
+        planes = torch.frombuffer(bytearray(tile.pixels), dtype=torch.uint8).view(3, 4 * tall, 4 * wide)
+        again = processor(planes.numpy(), do_resize=False, return_tensors="pt")
+        assert torch.equal(again["pixel_values"], wanted["pixel_values"]) and tile.wide == 4 * wide
+        words += f"<|vision_start|>{'<|image_pad|>' * (tall * wide // 4)}<|vision_end|>"
+    (ids,) = prepared.prompts
+    assert ids == array("i", tokenizer.encode(f"{words}?<|end|><|assistant|>", add_special_tokens=False))
+    starts = [place + 1 for place, token in enumerate(ids) if token == tokenizer.token_id("<|vision_start|>")]
+    assert [tile.start for tile in prepared.tiles] == starts
+
+
+def test_whole_pictures_that_are_refused(whole, tmp_path):
+    with pytest.raises(RequestError, match="image_url: has 201 x 1 pixels, one side is more than 200 times"):
+        preparer_of(whole).prepare(BodyKind.CHAT, chat(part(data_url(201, 1))))
+    with pytest.raises(RequestError, match="have 1 pictures and 2 places for one"):
+        preparer_of(whole).prepare(BodyKind.CHAT, chat("<|image_pad|>", part(data_url(9, 9))))
+    shutil.copy(f"{whole}/config.json", tmp_path)
+    for field in ({"merge_size": 3}, {"size": {"shortest_edge": 0}}, {"resample": 2}):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**READS, **field}))
+        with pytest.raises(CheckpointError, match=f"preprocessor_config.json: .*{next(iter(field))}"):
+            PictureReader.from_folder(str(tmp_path), Tokenizer.from_folder(whole))
 
 
 def decoded(url):
@@ -120,7 +169,7 @@ def test_large_pictures_are_refused_before_they_are_decoded(preparer, monkeypatc
     monkeypatch.setattr("afserve.server.text.pictures.MOST_PIXELS", 2000)
     with pytest.raises(RequestError, match="has 50 x 41 pixels, at most 2000"):
         preparer.prepare(BodyKind.CHAT, chat(part(data_url(50, 41)[:-40] + "=")))
-    monkeypatch.setattr("afserve.server.text.pictures.MOST_TILE_BYTES", 3000)
+    monkeypatch.setattr("afserve.server.text.picture.MOST_TILE_BYTES", 3000)
     with pytest.raises(
         RequestError, match=r"content.1..image_url: with those before it more than 3000 bytes"
     ):

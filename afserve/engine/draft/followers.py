@@ -49,4 +49,5 @@ def open_followers(
     if isinstance(head, EagleHead):
         eagle = [EagleLayer(head, kv.beside, model.ops, runner) for runner in runners]
         return [LayerLoop(drafter, layer, blocks, load, longest, layer.keep_keys) for layer in eagle]
-    return [LayerLoop(drafter, MtpLayer(model, runner), blocks, load, longest) for runner in runners]
+    mtp = [MtpLayer(model, runner) for runner in runners]
+    return [LayerLoop(drafter, layer, blocks, load, longest, sections=model.sections) for layer in mtp]

@@ -26,6 +26,7 @@ from afserve.engine.step.step_input import StepInput, block_tables, paged_batch,
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
+from afserve.models.vision.sections import SectionedRotary, Span
 
 KeepKeys = Callable[[Tensor, Tensor, PagedBatch], None]
 """Of tokens, and of the rows that go in with them."""
@@ -58,9 +59,11 @@ class LayerLoop(Generic[T]):
         load: ExpertLoad,
         longest: int,
         keep_keys: KeepKeys | None = None,
+        sections: SectionedRotary | None = None,
     ) -> None:
+        """`sections`: of a layer whose rows turn as the model's do, by places in pictures."""
         self.reads_on, self._keep_keys = keep_keys is not None, keep_keys  # while it rests
-        self.drafter, self._layer = drafter, layer
+        self.drafter, self._layer, self._sections = drafter, layer, sections
         self._blocks, self._load, self._longest = blocks, load, longest
         self._buffers = StepBuffers(device_of(layer.ops.device), longest)
         self.passes = 1  # at most, of those that followed the last step: the first is there without a draft
@@ -73,7 +76,11 @@ class LayerLoop(Generic[T]):
         (token_T,) = self._buffers.write("tokens", step.tokens, torch.int64, (_following(plan, runs),))
         # Rotary angles are those of the embedded tokens.
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
-        paged = replace(step.paged, position_T=position_T, held=None)
+        turns = None
+        if step.paged.turns is not None and self._sections is not None:
+            spans = [Span(one.sequence.request.tiles, one.start + 1, one.count) for one in plan.chunks]
+            turns = self._sections.row_turns(spans)
+        paged = replace(step.paged, position_T=position_T, held=None, turns=turns)
         hidden_TH = self._layer.enter(x_TH)
         if self._keep_keys is not None and not self.drafter.awake:
             self._keep_keys(token_T, hidden_TH, paged)
@@ -158,6 +165,9 @@ class LayerLoop(Generic[T]):
         token_S, position_S, kv_slot_S = self._buffers.write("rows", len(pairs), torch.int64, columns)
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
+        if self._sections is not None and any(one.sequence.request.tiles for one, _ in pairs):
+            spans = [Span(one.sequence.request.tiles, one.position + 1, 1) for one, _ in pairs]
+            paged = replace(paged, turns=self._sections.row_turns(spans))
         return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))
 
 

@@ -59,13 +59,11 @@ class RequestLimits:
             raise RequestError(
                 "tiles: this model has no encoder of pictures, it reads text only", param="tiles"
             )
-        end, rows, prompt = 0, self.encoder.rows, request.prompt_ids
+        end, prompt = 0, request.prompt_ids
         for tile in request.tiles:
-            if len(tile.pixels) != self.encoder.tile_bytes:
-                raise RequestError(
-                    f"tiles: one has {len(tile.pixels)} bytes, this model's have {self.encoder.tile_bytes}",
-                    param="tiles",
-                )
+            if why := self.encoder.fault(tile):
+                raise RequestError(f"tiles: one {why}", param="tiles")
+            rows = self.encoder.row_count(tile)
             place = prompt[tile.start : tile.start + rows]
             if tile.start < end or not place or set(place) != {self.encoder.token}:
                 raise RequestError(
@@ -74,7 +72,7 @@ class RequestLimits:
                     param="tiles",
                 )
             end = tile.start + rows
-        own = len(request.tiles) * self.encoder.tile_bytes
+        own = sum(len(tile.pixels) for tile in request.tiles)
         if own > MOST_TILE_BYTES:
             raise RequestError(f"tiles: {own} bytes, at most {MOST_TILE_BYTES} are taken", param="tiles")
         if held + own > MOST_HELD:

@@ -122,8 +122,10 @@ class ExchangeRunner(Generic[T]):
 
 
 def fits_one_call(step: StepInput, meter: Meter) -> bool:
-    """All rows are read, no other node has a part in it, somebody waits for it, and no trace wants every layer."""
-    return step.all_rows and step.shared is None and meter.trace is None and not step.ahead
+    """All rows are read and turn by their positions, no other node has a part in it, somebody waits for it, and no
+    trace wants every layer."""
+    plain = step.all_rows and step.paged.turns is None
+    return plain and step.shared is None and meter.trace is None and not step.ahead
 
 
 def note_stacked(done: Stacked, layers: LayerRunner[T]) -> None:

@@ -8,6 +8,7 @@ from afserve.families.pattern.naming import PREDICTOR_APART, Naming, StackedName
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import gated_shared, sparse_steps, stack
 from afserve.families.reading.layers import FULL, LINEAR, by_type
+from afserve.families.reading.vision import whole_encoder
 from afserve.spec_parts import Around, AttentionSpec, GateSpec, LayerSpec, MoeSpec
 
 
@@ -52,6 +53,7 @@ _NAMES = Naming(
     stacked=StackedNames("experts.gate_up_proj", "experts.down_proj", sometimes=True),
 )
 """Of Qwen3.5-MoE (`Qwen3_5MoeForCausalLM`): projections apart, experts with tensors of their own or in those of all. A
-text's positions are the same in all three sections of the rotary embedding: it is the plain one."""
+text's positions are the same in all three sections of the rotary embedding: it is the plain one. Those of pictures are
+not, and its encoder says how they turn."""
 QWEN3_5 = Family(_renormalised, _NAMES, _around)
-QWEN3_5_WITH_VISION = beside_vision(QWEN3_5, "model.language_model")
+QWEN3_5_WITH_VISION = replace(beside_vision(QWEN3_5, "model.language_model"), encoder=whole_encoder)

@@ -30,11 +30,13 @@ def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
 
 
 def kernel_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
-    """What attention takes of a GPU beside weights and caches; a CPU's takes no such memory."""
+    """What attention takes of a GPU beside weights and caches, of which a CPU's takes none, and an encoder of both."""
+    element = element_bytes(source, spec)
+    seeing = spec.encoder.scratch_bytes(element) if spec.encoder else 0
     if wishes.engine.device == "cpu":
-        return 0
+        return seeing
     latents = [layer.attention.kv_width for layer in spec.kinds if layer.attention.kind == "mla"]
-    taken = scratch.of_prompts(max(latents), element_bytes(source, spec)) if latents else 0
+    taken = seeing + (scratch.of_prompts(max(latents), element) if latents else 0)
     return taken + (scratch.FLASHINFER if wishes.engine.gpu_kernels == "flashinfer" else 0)
 
 

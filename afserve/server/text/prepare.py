@@ -42,7 +42,8 @@ from afserve.server.surfaces.translate import Translated, named, own_name, refus
 from afserve.server.text.conversation import Conversation, conversation_of
 from afserve.server.text.kinds import TRANSLATED, BodyKind
 from afserve.server.text.next_turn import answer_message, followed, unchanging
-from afserve.server.text.pictures import Picture, PictureReader
+from afserve.server.text.picture import Picture
+from afserve.server.text.pictures import PictureReader
 from afserve.server.text.prompt_tokens import Elsewhere, PromptTokens, TextModel
 from afserve.server.text.tokenizer_facts import tokenizer_facts
 from afserve.tokens.chat_template import ChatTemplate

@@ -22,10 +22,11 @@ _P99 = 2.326
 
 
 def attention_weight_bytes(shape: ModelShape, precision: Precision, tensor_parallel: int) -> float:
-    """Per device. The embedding and head stay in bf16."""
-    table = 2 * shape.vocab * shape.hidden
+    """Per device. The embedding and head stay in bf16, and so does an encoder, which is whole on one."""
+    table, encoder = 2 * shape.vocab * shape.hidden, shape.encoder
     body = (shape.attention_elems - table) * PRECISIONS[precision.attention]
-    return (body + table * PRECISIONS["bf16"]) / tensor_parallel
+    whole = encoder.parameters_beside(shape.hidden) * PRECISIONS["bf16"] if encoder else 0.0
+    return (body + table * PRECISIONS["bf16"]) / tensor_parallel + whole
 
 
 def shared_weight_bytes(shape: ModelShape, precision: Precision) -> float:

@@ -6,6 +6,8 @@ layers of a `config.json`; this file only holds them and adds them up. It knows 
 
 from dataclasses import dataclass, replace
 
+from afserve.tiles import EncoderSpec
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
@@ -59,7 +61,8 @@ class ExpertLayers:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """`table_elems`: of a look-up table, which lies in no device's memory."""
+    """`table_elems`: of a look-up table, which lies in no device's memory. An `encoder` of pictures lies in that of
+    each attention node."""
 
     name: str
     hidden: int
@@ -72,6 +75,7 @@ class ModelShape:
     source: str = ""
     rows_of: str = ""
     table_elems: int = 0
+    encoder: EncoderSpec | None = None
 
     @property
     def rows_name(self) -> str:

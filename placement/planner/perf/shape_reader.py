@@ -6,9 +6,10 @@ names that dimensions usually have. It reads no files.
 
 from collections.abc import Mapping
 
+from afserve.config_json import ConfigFields
 from afserve.errors import ConfigError
 from afserve.families.reading.planned import flat_fields
-from afserve.families.table import layers_of, table_of
+from afserve.families.table import encoder_of, layers_of, table_of
 from afserve.placement.planner.perf.shape import ExpertLayers, ModelShape
 from afserve.placement.planner.perf.shape_attention import attention_layers
 from afserve.spec_parts import DenseSpec, projections_of
@@ -16,7 +17,8 @@ from afserve.spec_parts import DenseSpec, projections_of
 
 def shape_from_config(name: str, config: Mapping[str, object], source: str = "") -> ModelShape:
     """Raises ConfigError naming `source` and the missing or odd field. `name` is what tables show."""
-    fields = flat_fields(config, source or f"model {name}", ConfigError)
+    where = source or f"model {name}"
+    fields = flat_fields(config, where, ConfigError)
     hidden = fields.integer("hidden_size")
     layers = layers_of(fields)
     routed = [layer.moe for layer in layers if layer.moe]
@@ -43,4 +45,5 @@ def shape_from_config(name: str, config: Mapping[str, object], source: str = "")
         mtp_layers=fields.optional("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0,
         source=str(config.get("_source", "")),
         table_elems=table.rows * table.width if (table := table_of(fields)) else 0,
+        encoder=encoder_of(ConfigFields(config, where, ConfigError)),
     )
