@@ -9,6 +9,7 @@ NEW = 64
 LENGTHS = (5, 17, 33)
 FAMILIES = ("v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next", "dsa")
 GREEDY = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+BRIEF = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)  # where two engines are compared
 
 
 def prompts(lengths=LENGTHS, vocab=211):

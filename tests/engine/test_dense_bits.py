@@ -19,7 +19,7 @@ from afserve.families.table import naming_of
 from afserve.kernels.grouped import int4_rounded, int8_rounded
 from afserve.kernels.ops import open_ops
 from afserve.models.decoder import AttentionModel
-from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.driving import BRIEF, FAMILIES, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 
 WHOLE = (
@@ -76,7 +76,7 @@ def by_head(weight: Tensor, heads: int, nope: int, rounded) -> Tensor:
 @pytest.mark.parametrize("kept", ["int8", "int4"])
 def test_dense_bits_give_the_tokens_of_rounded_weights(name, kept, tiny_checkpoint, tmp_path, caplog):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts())
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts(), BRIEF)
     rounded = with_rounded_maps(tiny_checkpoint(name), tmp_path / "rounded", kept)
     wanted = collect(drive(colocated(rounded, config()), asked))
     few = config(dense_dtype=kept)
@@ -91,7 +91,7 @@ def test_dense_bits_give_the_tokens_of_rounded_weights(name, kept, tiny_checkpoi
 def test_topologies_agree_with_everything_in_few_bits(dtype, kept, tiny_checkpoint):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
     source = ModelSource(str(tiny_checkpoint("v3")), "v3", dtype=dtype)
-    asked, few = requests(prompts()), config(dense_dtype=kept, expert_dtype=kept)
+    asked, few = requests(prompts(), BRIEF), config(dense_dtype=kept, expert_dtype=kept)
     wanted = collect(drive(colocated(source, few), asked))
     two = config(dense_dtype=kept, expert_dtype=kept, micro_batches=2, max_batch_tokens=24)
     for attention, experts in ((1, 1), (2, 3)):

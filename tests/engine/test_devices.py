@@ -18,7 +18,7 @@ from afserve.families.device_shares import ffn_is_split, is_split
 from afserve.kernels.ops import open_ops
 from afserve.models.devices.several import Devices, add_in_order
 from afserve.models.halves import HeadShare
-from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.driving import BRIEF, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.pretended_devices import colocated_on
 from tests.families.tiny import ALL, LARGE4, build
@@ -74,7 +74,7 @@ def fields_of(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), SPLIT)
 def test_the_tokens_are_those_of_one_device(name, devices, source_of):
-    source, asked, joint = source_of(name), requests(prompts()), CountedJoint()
+    source, asked, joint = source_of(name), requests(prompts(), BRIEF), CountedJoint()
     node = colocated_on(source, split(devices, **fields_of(name)), joint=joint)
     tokens = collect(drive(node, asked))
     assert tokens == collect(drive(colocated(source, config(**fields_of(name))), asked))

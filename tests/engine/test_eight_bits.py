@@ -20,7 +20,7 @@ from afserve.kernels.grouped import int4_rounded, int8_rounded
 from afserve.kernels.ops import open_ops
 from afserve.member import Role
 from afserve.placement.placement import Placement
-from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.driving import BRIEF, FAMILIES, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 
 
@@ -40,7 +40,7 @@ def with_rounded_experts(folder: Path, to: Path, rounded=int8_rounded) -> ModelS
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int4_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path, caplog):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts())
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts(), BRIEF)
     rounded = with_rounded_experts(tiny_checkpoint(name), tmp_path / "rounded", int4_rounded)
     wanted = collect(drive(colocated(rounded, config()), asked))
     four = config(expert_dtype="int4")
@@ -67,7 +67,7 @@ def test_error_of_rounded_experts_is_measured(tiny_checkpoint):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int8_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path):
     pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts())
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name), requests(prompts(), BRIEF)
     rounded = with_rounded_experts(tiny_checkpoint(name), tmp_path / "rounded")
     wanted = collect(drive(colocated(rounded, config()), asked))
     eight = config(expert_dtype="int8")
@@ -108,7 +108,7 @@ class RowsThroughFp8(Bank):
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_in_fp8_give_the_tokens_of_rounded_rows(name, dtype, tiny_checkpoint):
-    source, asked = ModelSource(str(tiny_checkpoint(name)), name, dtype=dtype), requests(prompts())
+    source, asked = ModelSource(str(tiny_checkpoint(name)), name, dtype=dtype), requests(prompts(), BRIEF)
     spec = spec_of(source)
     held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
     link = LocalBankLink(RowsThroughFp8(build_expert_bank(source, held, spec.experts)))

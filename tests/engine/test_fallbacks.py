@@ -7,7 +7,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.kernels.ops import open_ops
 from tests.conftest import TINY
-from tests.engine.driving import config, drive, prompts, requests
+from tests.engine.driving import BRIEF, config, drive, prompts, requests
 
 NATIVE = sorted({*TINY} - {"qwen3-next"})  # tests/families says what runs in PyTorch there: a gate
 
@@ -22,5 +22,5 @@ def test_no_op_of_a_model_falls_back(name, dtype, tiny_checkpoint):
     held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, ops=ops)
     node = build_attention_node(source, config(max_batch_tokens=12), LocalBankLink(bank), ops=ops)
-    assert drive(node, requests(prompts()))
+    assert drive(node, requests(prompts(), BRIEF))
     assert ops.fallbacks() == ()

@@ -3,7 +3,7 @@
 import pytest
 
 from afserve.engine.build import build_expert_bank, colocated, spec_of
-from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.driving import BRIEF, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.models.quantising import (
     awq,
@@ -38,7 +38,7 @@ KEPT = ("w4a16", "gptq", "gptq-rows")
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_are_those_of_the_same_values(form, tiny_checkpoint, tmp_path):
     few, plain = quantised(tiny_checkpoint("qwen3"), tmp_path, *FORMS[form])
-    asked = requests(prompts())
+    asked = requests(prompts(), BRIEF)
     wanted = collect(drive(colocated(plain, config()), asked))
     assert collect(drive(colocated(few, config()), asked)) == wanted
     assert collect(LocalCluster.build(few, config(), attention=1, experts=2).run(asked)) == wanted

@@ -11,7 +11,7 @@ from afserve.engine.build import build_attention_node, build_expert_bank, coloca
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from afserve.tracing.trace import AWAY, Trace
-from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.engine.driving import BRIEF, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY, build
 
@@ -56,10 +56,10 @@ def seen(node, asked, *, traced):
 def test_steps_in_one_call_are_those_layer_by_layer(name, expert_dtype, dense_dtype, dtype, folder_of, calls):
     source = ModelSource(str(folder_of(name)), name, dtype=dtype)
     settings = config(expert_dtype=expert_dtype, dense_dtype=dense_dtype)
-    once = seen(colocated(source, settings), requests(prompts()), traced=False)
+    once = seen(colocated(source, settings), requests(prompts(), BRIEF), traced=False)
     assert calls and max(calls) == 3, "no step was one call"
     stacked = len(calls)
-    wanted = seen(colocated(source, settings), requests(prompts()), traced=True)
+    wanted = seen(colocated(source, settings), requests(prompts(), BRIEF), traced=True)
     assert len(calls) == stacked, "a trace wants to see every layer"
     assert once[:3] == wanted[:3]
     assert wanted[3] == wanted[1][1] and not once[3], "what is drawn is a dispatch"
@@ -100,7 +100,7 @@ class Wrapped(Bank):
 
 
 def test_a_bank_that_wants_to_be_asked_is_asked(tiny_checkpoint, calls):
-    source, asked = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3"), requests(prompts())
+    source, asked = ModelSource(str(tiny_checkpoint("qwen3")), "qwen3"), requests(prompts(), BRIEF)
     spec = spec_of(source)
     held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
     link = LocalBankLink(Wrapped(build_expert_bank(source, held, spec.experts)))
