@@ -88,25 +88,26 @@ def test_grammars_are_followed_as_without_drafts(drafter):
 
 
 @pytest.mark.slow
-def test_what_is_drawn_behind_a_draft_is_as_likely_as_without():
-    """50,000 draws of two tokens, and the chi-square of both against their probabilities: of 7 and of 6 degrees of
-    freedom (a token cannot come), which pass 30 once in ten thousand times."""
+@pytest.mark.parametrize("draws", [15_000, pytest.param(50_000, marks=pytest.mark.long)])
+def test_what_is_drawn_behind_a_draft_is_as_likely_as_without(draws):
+    """Two tokens each, and the chi-square of both against their probabilities: of 7 and of 6 degrees of freedom (a
+    token cannot come), which pass 30 once in ten thousand times."""
     draft, temperature = 2, 0.8
     logits_NV = torch.randn((2, 8), generator=torch.Generator().manual_seed(1))
     logits_NV[1, 5] = float("-1e9")
     probability_NV = (logits_NV.double() / temperature).softmax(-1)
     sampler = Sampler(open_ops("cpu", 1), StepBuffers(device_of(torch.device("cpu")), 1))
     asked = {}
-    for seed in range(50_000):
+    for seed in range(draws):
         params = SamplingParams(4, temperature, seed=seed)
         sequence = Sequence.start(GenerationRequest(0, (1,), params), seed, frozenset())
         sequence.draft = [draft]
         asked[seed] = Rows(sequence, 2 * seed, 1)
-    drawn = read_at_once(draw_runs(logits_NV.repeat(50_000, 1), asked, sampler))
+    drawn = read_at_once(draw_runs(logits_NV.repeat(draws, 1), asked, sampler))
     runs = [run for run in drawn.values() if isinstance(run, tuple)]
     first = [run[0] for run in runs]
     behind = [run[1] for run in runs if len(run) == 2]
-    assert len(behind) == first.count(draft) > 3000
+    assert len(behind) == first.count(draft) > 0.06 * draws
     for tokens, probability_V in zip((first, behind), probability_NV, strict=True):
         wanted = [len(tokens) * p for p in probability_V.tolist()]
         found = [tokens.count(token) for token in range(8)]
