@@ -14,7 +14,7 @@ QUICK_WORKERS ?= 2
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup up quick test long test-all check format proto nano clean moved
+.PHONY: setup up quick test durations long test-all check format proto nano clean moved
 
 setup: $(STAMP)
 
@@ -41,6 +41,10 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif
+
+# Seconds of a core by file and by test, of those that `make test` runs beside each other.
+durations: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.spent -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # A sample of all rooms: one case of each test that starts no process and takes less than a tenth of a second, five drawn examples.
 quick: setup
