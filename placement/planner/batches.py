@@ -19,8 +19,9 @@ def best_batches(
 ) -> tuple[PlanFamily, Array, Array]:
     """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
 
-    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
-    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
+    With a `cost` per layout only those that may still have the least cost per token, of layouts with as many instances
+    that decode, are carried to the end: for any batch up to `high`, throughput is at most that of `high` requests at
+    the TPOT of `low`.
     """
     limit = family.batch_limit(setting, running)
     cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
@@ -32,7 +33,7 @@ def best_batches(
     while (cells.low < high).any():
         cells, high = _narrowed(cells, setting, targets, high)
         if cost is not None:
-            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
+            alive = cells.least(high) <= cells.least_found() * (1 + 1e-12)
             if alive.mean() < _WORTH_DROPPING:
                 cells, high = cells.keep(alive), high[alive]
     return cells.family, cells.low, cells.limit
@@ -75,6 +76,16 @@ class _Cells:
         return _Cells(
             self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
         )
+
+    def least_found(self) -> Array | float:
+        """The least cost per token that is known, of layouts with as many instances that decode."""
+        found, counts = self.least(self.low), self.family.decoders
+        if isinstance(counts, int):
+            return float(found.min())
+        table = np.full(int(counts.max()) + 1, np.inf)
+        at = counts.astype(np.int64)
+        np.minimum.at(table, at, found)
+        return np.asarray(table[at])
 
     def least(self, batch: Array) -> Array:
         """The cost per token that `batch` requests at the present TPOT would have."""

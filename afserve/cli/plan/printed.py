@@ -136,7 +136,13 @@ def _counts(counts: Sequence[int]) -> str:
 
 
 def beyond_of(question: Question, best: Plan) -> list[str]:
-    """What a calibration says nothing of: its interval is that of sizes that were measured."""
+    """That nothing is fast enough to be useful, and what a calibration says nothing of: its interval is that of sizes
+    that were measured."""
+    if question.floored and best.tpot > USEFUL * (1 + 1e-9):
+        return [
+            f"no plan makes a token in {USEFUL * 1e3:g} ms, as fast as people read: this is the best of plans that are "
+            "too slow to be useful. Offer faster hardware or links, or say with --tpot what is wanted"
+        ]
     requests, context = question.setting.curves.most
     asked = question.setting.workload.context_mean
     if best.batch <= requests and asked <= 1.5 * context:
