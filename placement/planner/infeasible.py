@@ -208,7 +208,8 @@ def _enough(question: Question) -> str:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return f"It takes at least {high} {chip.name}; offer more devices or a narrower precision"
+    spare = ", fewer spare slots (--redundant)" if question.setting.routing.redundant else ""
+    return f"It takes at least {high} {chip.name}; offer more devices{spare} or a narrower precision"
 
 
 def _pools(question: Question) -> str:
