@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.batches import best_batches
-from afserve.placement.planner.one_machine import OneMachine, Processes
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.setting import Setting
@@ -29,6 +29,9 @@ from afserve.placement.planner.search import (
     Targets,
     families,
 )
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.one_machine import OneMachine
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
@@ -57,7 +60,7 @@ class Question:
     engines: tuple[tuple[str, Engine], ...] = ()
     others: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
-    machine: OneMachine | None = None
+    machine: "OneMachine | None" = None
     draftable: tuple[Drafts, ...] = ()
 
     @property
@@ -190,9 +193,11 @@ def _drafted(family: PlanFamily, question: Question) -> Candidate | None:
     return tried[best]
 
 
-def _on_one_machine(question: Question, machine: OneMachine, found: Candidate) -> Candidate | None:
+def _on_one_machine(question: Question, machine: "OneMachine", found: Candidate) -> Candidate | None:
     """The same layout as processes of one machine; None where it is too slow then. Scores are per token. First tokens
     are not told: prompts are not played."""
+    from afserve.placement.planner.one_machine import Processes
+
     plan, prefill = found.build(), question.setting.prefill
     requests = min(question.setting.concurrency, float(plan.requests))
     idle = round(max(prefill.devices, 1) * prefill.workers) if prefill else 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from afserve.cli.plan.flags import LayoutFlags
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.cluster_file import on_cpu
-from afserve.placement.planner.one_machine import OneMachine
 from afserve.placement.planner.perf.setting import PrefillSetting, Setting
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.search import DevicePool, GivenLayout
@@ -111,6 +110,8 @@ def on_one_machine(question: Question, cores: int | None) -> Question:
     ):
         if given:
             raise ConfigError(f"--cores {cores}: {said}; drop one of them")
+    from afserve.placement.planner.one_machine import OneMachine
+
     return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
 
 

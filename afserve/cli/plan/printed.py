@@ -10,7 +10,6 @@ from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import USEFUL, Question, RankedPlans
-from afserve.placement.planner.simulate.losses import again_second
 
 _HEAD = (
     "", "plan", "prompts", "attention", "experts", "tp", "m", "draft", "batch", "TPOT ms", "TTFT ms", "tok/s",
@@ -300,6 +299,8 @@ def _found(question: Question, best: Plan) -> list[str]:
     if not setting.found.tiers:
         return []
     brought, computed = setting.fetching, setting.found.found_share * setting.workload.mean_prompt
+    from afserve.placement.planner.simulate.losses import again_second
+
     computing = computed * again_second(question, best)
     return [
         f"KV found: {setting.found}; it comes in {brought * 1e3:,.1f} ms a prompt, computing it would take "
