@@ -236,17 +236,17 @@ def _best_inside(
     cost = None if capped else cost_of(family, question.objective)
     soonest = question.objective == "latency" and not question.tokens_per_second  # one request at a time
     running = 1 if soonest else question.layout.running
-    kept, batch, limit = best_batches(family, setting, targets, cost, running)
+    cells = best_batches(family, setting, targets, cost, running)
+    kept, batch, limit = cells.family, cells.low, cells.limit
     if not len(batch):
         return {}
-    stages = kept.stages(setting, batch)
-    score, instances = score_of(kept, question, setting, batch, stages)
+    score, instances = score_of(kept, question, setting, batch, cells.tpot, cells.prefill)
     found = {}
     for count in np.unique(kept.decoders):
         mine = np.flatnonzero(np.broadcast_to(kept.decoders == count, batch.shape))
         index = int(mine[np.argmin(score[mine])])
         if np.isfinite(score[index]):
-            tpot = float(stages.tpot[index])
+            tpot = float(cells.tpot[index])
             best = _Best(kept, index, float(batch[index]), float(limit[index]), int(instances[index]))
             build = partial(_built, best, question, setting, "objective" if soonest else limit_name)
             found[int(count)] = Candidate(float(score[index]), tpot, _slow(question, tpot), build)

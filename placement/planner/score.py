@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import Stages
 from afserve.placement.planner.search import DevicePool, PlanFamily
 
 if TYPE_CHECKING:
@@ -36,20 +35,21 @@ def _counted(chip: Hardware | None, objective: str) -> float:
 
 
 def score_of(
-    family: PlanFamily, question: "Question", setting: Setting, batch: Array, stages: Stages
+    family: PlanFamily, question: "Question", setting: Setting, batch: Array, tpot: Array, prefill: Array
 ) -> tuple[Array, Array]:
-    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes)."""
-    speed = family.ranks * batch * family.micro_batches * family.decoders / stages.tpot
-    speed = np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
+    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes). prefill:
+    devices that read prompts."""
+    speed = family.ranks * batch * family.micro_batches * family.decoders / tpot
+    speed = np.minimum(speed, (setting.concurrency or np.inf) / tpot)
     cost = cost_of(family, question.objective)
     if cost is not None:
-        score = (cost + stages.prefill * _counted(family.prefill, question.objective)) / speed
+        score = (cost + prefill * _counted(family.prefill, question.objective)) / speed
     elif question.objective == "latency":
-        score = stages.tpot
+        score = tpot
     elif question.objective == "speed":
         score = 1 / speed
     else:
-        score = family.decode_devices + family.expert_devices + stages.prefill
+        score = family.decode_devices + family.expert_devices + prefill
     if not question.tokens_per_second:
         return np.asarray(score), np.ones_like(speed)
     instances = np.maximum(np.ceil(question.tokens_per_second / speed * (1 - 1e-9)), 1.0)
@@ -58,7 +58,7 @@ def score_of(
         * instances
         * (speed if cost is not None else 1.0 if question.objective == "count" else 1 / instances)
     )
-    held = _instances_held(family, question.pools, stages.prefill)
+    held = _instances_held(family, question.pools, prefill)
     return np.asarray(np.where(instances <= held, whole, np.inf)), instances
 
 

@@ -137,20 +137,21 @@ def _counts(counts: Sequence[int]) -> str:
 def beyond_of(question: Question, best: Plan) -> list[str]:
     """That nothing is fast enough to be useful, and what a calibration says nothing of: its interval is that of sizes
     that were measured."""
+    found = []
     if question.floored and best.tpot > USEFUL * (1 + 1e-9):
-        return [
+        found.append(
             f"no plan makes a token in {USEFUL * 1e3:g} ms, as fast as people read: this is the best of plans that are "
             "too slow to be useful. Offer faster hardware or links, or say with --tpot what is wanted"
-        ]
+        )
     requests, context = question.setting.curves.most
     asked = question.setting.workload.context_mean
-    if best.batch <= requests and asked <= 1.5 * context:
-        return []
-    return [
-        f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens of "
-        f"context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and the "
-        "interval does not know that: calibrate without --quick, or plan with --max-running"
-    ]
+    if best.batch > requests or asked > 1.5 * context:
+        found.append(
+            f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens of "
+            f"context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and "
+            "the interval does not know that: calibrate without --quick, or plan with --max-running"
+        )
+    return found
 
 
 def _target(question: Question) -> str:
