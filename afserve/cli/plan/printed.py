@@ -148,8 +148,8 @@ def beyond_of(question: Question, best: Plan) -> list[str]:
     if best.batch > requests or asked > 1.5 * context:
         found.append(
             f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens "
-            f"of context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and "
-            "the interval does not know that: calibrate without --quick, or plan with --max-running"
+            f"of context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, "
+            "and the interval does not know that: calibrate without --quick, or plan with --max-running"
         )
     return found
 
