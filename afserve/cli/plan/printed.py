@@ -135,13 +135,12 @@ def _counts(counts: Sequence[int]) -> str:
 
 
 def beyond_of(question: Question, best: Plan) -> list[str]:
-    """That nothing is fast enough to be useful, and what a calibration says nothing of: its interval is that of sizes
-    that were measured."""
+    """That nothing is fast enough to be useful; and sizes that a calibration, and so its interval, says nothing of."""
     found = []
     if question.floored and best.tpot > USEFUL * (1 + 1e-9):
         found.append(
-            f"no plan makes a token in {USEFUL * 1e3:g} ms, as fast as people read: this is the best of plans that are "
-            "too slow to be useful. Offer faster hardware or links, or say with --tpot what is wanted"
+            f"no plan makes a token in {USEFUL * 1e3:g} ms, as fast as people read: this is the best of those that are "
+            "too slow. Offer faster hardware or links, or say with --tpot what is wanted"
         )
     requests, context = question.setting.curves.most
     asked = question.setting.workload.context_mean
