@@ -240,7 +240,9 @@ def _best_inside(
     kept, batch, limit = cells.family, cells.low, cells.limit
     if not len(batch):
         return {}
-    score, instances = score_of(kept, question, setting, batch, cells.tpot, cells.prefill)
+    score, instances = score_of(
+        cells, question.objective, setting.concurrency, question.tokens_per_second, question.pools
+    )
     found = {}
     for count in np.unique(kept.decoders):
         mine = np.flatnonzero(np.broadcast_to(kept.decoders == count, batch.shape))

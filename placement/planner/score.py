@@ -1,16 +1,11 @@
 """What layouts are ranked by: the cost of a token, or how many devices a rate takes. Values only."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
+from afserve.placement.planner.batches import Cells
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.search import DevicePool, PlanFamily
-
-if TYPE_CHECKING:
-    from afserve.placement.planner.question import Question
 
 Array = NDArray[np.float64]
 
@@ -35,30 +30,29 @@ def _counted(chip: Hardware | None, objective: str) -> float:
 
 
 def score_of(
-    family: PlanFamily, question: "Question", setting: Setting, batch: Array, tpot: Array, prefill: Array
+    cells: Cells, objective: str, concurrency: float, wanted: float, pools: tuple[DevicePool, ...]
 ) -> tuple[Array, Array]:
-    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes). prefill:
-    devices that read prompts."""
+    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes). wanted:
+    tokens per second, 0 where one instance is asked for."""
+    family, batch, tpot, prefill = cells.family, cells.low, cells.tpot, cells.prefill
     speed = family.ranks * batch * family.micro_batches * family.decoders / tpot
-    speed = np.minimum(speed, (setting.concurrency or np.inf) / tpot)
-    cost = cost_of(family, question.objective)
+    speed = np.minimum(speed, (concurrency or np.inf) / tpot)
+    cost = cost_of(family, objective)
     if cost is not None:
-        score = (cost + prefill * _counted(family.prefill, question.objective)) / speed
-    elif question.objective == "latency":
+        score = (cost + prefill * _counted(family.prefill, objective)) / speed
+    elif objective == "latency":
         score = tpot
-    elif question.objective == "speed":
+    elif objective == "speed":
         score = 1 / speed
     else:
         score = family.decode_devices + family.expert_devices + prefill
-    if not question.tokens_per_second:
+    if not wanted:
         return np.asarray(score), np.ones_like(speed)
-    instances = np.maximum(np.ceil(question.tokens_per_second / speed * (1 - 1e-9)), 1.0)
+    instances = np.maximum(np.ceil(wanted / speed * (1 - 1e-9)), 1.0)
     whole = (
-        score
-        * instances
-        * (speed if cost is not None else 1.0 if question.objective == "count" else 1 / instances)
+        score * instances * (speed if cost is not None else 1.0 if objective == "count" else 1 / instances)
     )
-    held = _instances_held(family, question.pools, prefill)
+    held = _instances_held(family, pools, prefill)
     return np.asarray(np.where(instances <= held, whole, np.inf)), instances
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from afserve.cli.plan.drafting import draft_lines, draft_values
+from afserve.cli.plan.flags import AnswerFlags
 from afserve.cli.plan.heard import heard_lines
 from afserve.cli.plan.layout import on_one_machine
 from afserve.cli.plan.options import asked_question
@@ -26,11 +27,10 @@ from afserve.placement.planner.scale import on_more_devices
 from afserve.placement.planner.sensitivity import sensitivity, verdict
 
 if TYPE_CHECKING:
-    from afserve.cli.plan.command import AnswerFlags
     from afserve.cli.plan.goodput import PlannedGoodput
 
 
-def answer(asked: "AnswerFlags", flags: dict[str, Any]) -> None:
+def answer(asked: AnswerFlags, flags: dict[str, Any]) -> None:
     """Prints what is asked, and writes its files. Raises ConfigError, NotFoundError or DoesNotFitError."""
     _check_endings("chart", asked.charts, (".png", ".html"))
     _check_endings("report", asked.reports, (".html", ".json", ".png"))

@@ -1,14 +1,12 @@
 """`afserve plan`: its flags. What they ask is answered in `answer.py`, which `--help` does not import."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from afserve.cli.options import Within, group_options, option, output_file
-from afserve.cli.plan.flags import question_flags
-from afserve.config import THREADS
+from afserve.cli.options import group_options
+from afserve.cli.plan.flags import AnswerFlags, question_flags
 
 
 def _compare(context: click.Context, option: click.Parameter, given: tuple[Path, Path] | None) -> None:
@@ -18,47 +16,6 @@ def _compare(context: click.Context, option: click.Parameter, given: tuple[Path,
 
         click.echo(compared(*given))
         context.exit()
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerFlags:
-    """What is answered beside the plan, and where it is written."""
-
-    top: int = option(
-        default=3, type=Within(1, 50, whole=True), help="Plans to show beside the baseline.  [default: 3]"
-    )
-    as_json: bool = option("--json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
-    charts: tuple[Path, ...] = option(
-        "--chart",
-        multiple=True,
-        type=output_file,
-        metavar="FILE",
-        help="Pareto chart: .png, .html. Repeatable.",
-    )
-    reports: tuple[Path, ...] = option(
-        "--report",
-        multiple=True,
-        type=output_file,
-        metavar="FILE",
-        help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the "
-        "verdict and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. "
-        "Repeatable.",
-    )
-    cluster: Path | None = option(
-        type=output_file,
-        metavar="FILE",
-        help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
-    )
-    goodput: bool = option(
-        is_flag=True,
-        help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
-        "--trace, --ttft, --tpot and one --pool.",
-    )
-    cores: int | None = option(
-        type=Within(THREADS.low, THREADS.high, whole=True),
-        help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a "
-        "calibration as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
-    )
 
 
 @click.command("plan", short_help="Plan capacity: what to buy, how to split it, what it costs.")

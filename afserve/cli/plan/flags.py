@@ -1,4 +1,4 @@
-"""The flags of `afserve plan` and `afserve simulate` that describe the question.
+"""The flags of `afserve plan`; those that describe the question are of `afserve simulate` and `afserve fleet` too.
 
 They travel in groups, one per thing that the question names: model, hardware, layout, requests, routing, goal. It
 imports no planner, so that `--help` needs none.
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from afserve.cli.options import Within, declare_options, option
+from afserve.cli.options import Within, declare_options, option, output_file
 from afserve.cli.plan.slo import NAMES
+from afserve.config import THREADS
 
 LONGEST = 100_000_000  # tokens of a request
 PRECISIONS = ("bf16", "fp8", "fp4", "int4")
@@ -174,3 +175,44 @@ class GoalFlags:
 
 GROUPS = (ModelFlags, HardwareFlags, LayoutFlags, RequestFlags, RoutingFlags, GoalFlags)
 question_flags = declare_options(*GROUPS)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlags:
+    """What is answered beside the plan, and where it is written."""
+
+    top: int = option(
+        default=3, type=Within(1, 50, whole=True), help="Plans to show beside the baseline.  [default: 3]"
+    )
+    as_json: bool = option("--json", is_flag=True, help="Print JSON: best, alternatives, verdict.")
+    charts: tuple[Path, ...] = option(
+        "--chart",
+        multiple=True,
+        type=output_file,
+        metavar="FILE",
+        help="Pareto chart: .png, .html. Repeatable.",
+    )
+    reports: tuple[Path, ...] = option(
+        "--report",
+        multiple=True,
+        type=output_file,
+        metavar="FILE",
+        help="Write a report to decide from: .html (one page, no network), .json, .png. It has the question, the "
+        "verdict and what would decide it, the Pareto front, the stages, a tornado, what is assumed with its source. "
+        "Repeatable.",
+    )
+    cluster: Path | None = option(
+        type=output_file,
+        metavar="FILE",
+        help="Write the best plan that `afserve up --cluster FILE` can start; with --goodput, the best layout.",
+    )
+    goodput: bool = option(
+        is_flag=True,
+        help="Also simulate which pays: shared experts, P/D with two copies, or chunked prefill. Takes minutes; needs "
+        "--trace, --ttft, --tpot and one --pool.",
+    )
+    cores: int | None = option(
+        type=Within(THREADS.low, THREADS.high, whole=True),
+        help="AFD: all nodes are processes of one machine with so many cores, played event by event. Needs a "
+        "calibration as --engine, --attention-devices, --expert-devices, --concurrency and a decode-only workload.",
+    )
