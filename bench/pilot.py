@@ -1,6 +1,9 @@
 """A pilot on simulated days, beside an oracle, the best fixed sizes and an autoscaler of whole replicas.
 
-    python -m bench.pilot            every row; --case N: one of them; --traces FOLDER; --save
+    python -m bench.pilot            every row; --case N: one of them; --traces FOLDER; --kept FOLDER; --save
+
+What the pilot is compared with takes most of the time, and no policy changes it: `--kept` takes it from a folder, where
+a play before left it, and leaves it there else. It is to be kept only while replay and planner stay as they are.
 
 Lengths are those of the public traces, in their order; arrivals are made by `control/pilot/replay/days` (a cosine over
 the day, Gamma-distributed five minutes), or are the trace's own hour. Bursty: 24 bursts a day of twice the rate, five
@@ -11,14 +14,16 @@ experts. `slower`: what is played takes so many times what the pilot's model say
 
 import argparse
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from afserve.cli.pilot.replay import DayFlags, ReplayFlags, played
 from afserve.cli.pilot.shares import ClassFlags
+from afserve.control.pilot.replay.compare import Rivals, rivals_on
+from afserve.control.pilot.replay.run import PlayedDay
+from afserve.control.pilot.sizes import PoolSizes
 from bench.origin import ROOT, origin
 
 OUT = ROOT / "bench" / "results" / "pilot.jsonl"
@@ -69,6 +74,9 @@ CASES = (
     ),
     Case("day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0, "seed": 7}),
     Case("day", "Mooncake", {"pool": "h200=128", **_SLOW}, {"day": 24.0, "seed": 8}),
+    Case("half a day", "Mooncake", {"pool": "h200=256", **_SLOW}, {"day": _HALF, "seed": 9}),
+    _bursty("Azure", 32, 21),
+    _bursty("Azure", 64, 22),
 )
 _DEFAULTS = {
     "model": "deepseek-v3",
@@ -94,28 +102,55 @@ _NO_DAY = {
 }
 
 
-def row(case: Case, traces: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rivals of one case, in a file. `folder` None: found anew and kept nowhere."""
+
+    folder: Path | None
+    number: int
+
+    def __call__(self, *asked: Any) -> Rivals:
+        file = None if self.folder is None else self.folder / f"{self.number}.json"
+        if file is not None and file.exists():
+            return _read(json.loads(file.read_text(encoding="utf-8")))
+        found = rivals_on(*asked)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        return found
+
+
+def _read(values: dict[str, Any]) -> Rivals:
+    days = [_day(values[name]) for name in ("oracle", "fixed", "replicas")]
+    return Rivals(*days, PoolSizes(*values["unit"]), PoolSizes(*values["first"]))
+
+
+def _day(values: dict[str, Any]) -> PlayedDay:
+    changes = tuple((at, PoolSizes(*sizes)) for at, sizes in values["changes"])
+    return PlayedDay(**{**values, "changes": changes})
+
+
+def row(number: int, traces: Path, kept: Path | None) -> dict[str, Any]:
+    case = CASES[number]
     asked = ReplayFlags(trace=traces / FILES[case.trace], **{**_DEFAULTS, **case.flags})
     with TemporaryDirectory() as folder:
         file = Path(folder) / "classes.toml"
         file.write_text(case.classes)
         classes = ClassFlags(file, case.shares) if case.classes else ClassFlags(None, None)
-        found = played(asked, DayFlags(**{**_NO_DAY, **case.day}), classes)
+        day = DayFlags(**{**_NO_DAY, **case.day})
+        found = played(asked, day, classes, Kept(kept, number))
     return {"case": case.name, "trace": case.trace, **case.day, **found}
-
-
-def rows(cases: tuple[Case, ...], traces: Path) -> Iterator[dict[str, Any]]:
-    yield from (row(case, traces) for case in cases)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pilot", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--traces", type=Path, default=TRACES, help="the folder of the traces")
     parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this one")
+    parser.add_argument("--kept", type=Path, metavar="FOLDER", help="where rivals of a case are kept")
     parser.add_argument("--save", action="store_true", help=f"append to {OUT.relative_to(ROOT)}")
     asked = parser.parse_args()
-    cases = CASES if asked.case is None else (CASES[asked.case],)
-    for found in rows(cases, asked.traces):
+    for number in range(len(CASES)) if asked.case is None else (asked.case,):
+        found = row(number, asked.traces, asked.kept)
         print(json.dumps(found), flush=True)
         if asked.save:
             with OUT.open("a", encoding="utf-8") as out:

@@ -230,7 +230,7 @@ def line_of(row: Row) -> str:
 @contextmanager
 def deployment(hosts: bool) -> Iterator[Deployment]:
     if hosts:
-        with two_hosts(*PILOT[:-2]) as (here, _):
+        with two_hosts(*PILOT) as (here, _):
             yield here
     else:
         with served(*PILOT, *POOLS) as up, Deployment(up) as here:

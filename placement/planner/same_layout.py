@@ -91,8 +91,7 @@ def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: C
         BATCH_LIMIT * plan.devices,
         plan.decoders,
     )
-    found = best_batches(family, given.setting, targets, running=question.layout.running)
-    kept, batch = found.family, found.low
+    kept, batch, _ = best_batches(family, given.setting, targets, running=question.layout.running)
     if not len(batch):
         return None
     if plan.limited_by == "objective":

@@ -23,9 +23,8 @@ _WARM_UP = 2
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Which nodes. None is picked for the machine. prefill: nodes that only compute prompts, all of them; those of
-    `attention` then only decode. share_cores: whether nodes lend their cores. draft: nobody drafts unless asked, since
-    answers to random prompts repeat themselves, and a step that makes several tokens of them says nothing of the
-    engine."""
+    `attention` then only decode. share_cores: whether nodes lend their cores. Nobody drafts: answers to random prompts
+    repeat themselves, and a step that makes several tokens of them says nothing of the engine."""
 
     colocated: bool
     attention: int | None = None
@@ -33,7 +32,6 @@ class Shape:
     micro_batches: str = "auto"
     prefill: int = 0
     share_cores: bool | None = None
-    draft: str = "off"
 
     def llm(self, case: Case) -> LLM:
         """Not started."""
@@ -49,7 +47,7 @@ class Shape:
             colocated=self.colocated,
             threads=case.threads,
             isa=case.isa,
-            draft=self.draft,
+            draft="off",
         )
 
 
@@ -65,9 +63,9 @@ def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
     begin = time.perf_counter()
     with llm:
         ready = time.perf_counter() - begin
-        run_batch(llm, case, _WARM_UP, seed=-1)
+        _batch(llm, case, _WARM_UP, seed=-1)
         for batch in case.batches:
-            runs = [figures(run_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
+            runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
             yield BenchRow.of_runs(
                 batch,
@@ -96,18 +94,17 @@ def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
     """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
     it was given."""
     with shape.llm(case) as llm:
-        run_batch(llm, case, _WARM_UP, seed=-1)
+        _batch(llm, case, _WARM_UP, seed=-1)
         for seed in range(case.repeats):
             for batch in case.batches:
                 used = time.process_time()
-                found = figures(run_batch(llm, case, batch, seed))
+                found = figures(_batch(llm, case, batch, seed))
                 gateway = (time.process_time() - used) / case.output_len
                 rate = found.tokens_per_second
                 yield Turn(batch, batch / rate if rate else found.tpot, gateway)
 
 
-def run_batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
-    """All sequences together, each with answers of their full length."""
+def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
     params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
     ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)
     requests = [GenerationRequest(i, tuple(prompt), params) for i, prompt in enumerate(ids)]

@@ -11,14 +11,15 @@ _AFTER = 120.0  # seconds behind a burst and what is waited for, within which it
 
 def compared_values(found: Comparison) -> dict[str, Any]:
     """For JSON."""
-    pilot, oracle = found.pilot, found.oracle
+    pilot, others = found.pilot, found.rivals
     return {
         **{name: _row(one) for name, one in found.rows},
-        "replica": str(found.unit),
-        "attainment_of_oracle": round(pilot.met / max(oracle.met, 1e-9), 4),
-        "hours_of_oracle": round(pilot.device_hours / oracle.device_hours, 3),
-        "hours_of_fixed": round(pilot.device_hours / found.fixed.device_hours, 3),
-        "hours_of_replicas": round(pilot.device_hours / found.replicas.device_hours, 3),
+        "replica": str(others.unit),
+        "attainment_of_oracle": round(pilot.met / max(others.oracle.met, 1e-9), 4),
+        **{
+            f"hours_of_{name}": round(pilot.device_hours / one.device_hours, 3)
+            for name, one in found.rows[1:]
+        },
         "changes_in_10_minutes": round(pilot.change_count / max(pilot.hours * 6, 1e-9), 2),
         "intervals": {"compared": found.judged, "held": found.held},
     }

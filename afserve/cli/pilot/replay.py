@@ -2,6 +2,7 @@
 autoscaler of whole replicas."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ from afserve.cli.options import Within, existing_file, group_options, option
 from afserve.cli.pilot.outcome import beside_bursts, class_values, compared_values, replay_text
 from afserve.cli.pilot.shares import ClassFlags, class_shares
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
-from afserve.cli.plan.flags import PRECISIONS
-from afserve.cli.plan.options import seconds
+from afserve.cli.plan.options import PRECISIONS, seconds
 from afserve.cli.plan.piloted import FLOOR
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import rules_for
-from afserve.control.pilot.replay.compare import compare, most_served
+from afserve.control.pilot.replay.compare import Rivals, compare, most_served, rivals_on
 from afserve.control.pilot.replay.counts import Packet
 from afserve.control.pilot.replay.days import MadeDay, burst_spans, made_day, traced
 from afserve.control.pilot.replay.rivals import demand_of
@@ -128,8 +128,13 @@ def _check_day(day: DayFlags, classes: ClassFlags) -> None:
         raise ConfigError("--times: does nothing with --day; say --peak", param="times")
 
 
-def played(asked: ReplayFlags, day: DayFlags, classes: ClassFlags) -> dict[str, Any]:
-    """Raises ConfigError or DoesNotFitError naming the flag."""
+def played(
+    asked: ReplayFlags,
+    day: DayFlags,
+    classes: ClassFlags,
+    find: Callable[[World, list[Packet], Limits, float], Rivals] = rivals_on,
+) -> dict[str, Any]:
+    """`find` is who finds the rivals. Raises ConfigError or DoesNotFitError naming the flag."""
     mix = class_shares(classes)
     work = read_trace(str(asked.trace), read_lines(asked.trace, "trace"))
     wanted = TargetTimes(seconds(asked.ttft, "ttft"), seconds(asked.tpot, "tpot"))
@@ -140,7 +145,8 @@ def played(asked: ReplayFlags, day: DayFlags, classes: ClassFlags) -> dict[str, 
     packets = mix.drawn(_packets(asked, work, made), day.seed)
     world = World(stages, wanted, asked.start, asked.slower, asked.tick, classes=mix.aims)
     try:
-        found = compare(world, packets, limits, rules_for(asked.hold), asked.replica_start)
+        rivals = find(world, packets, limits, asked.replica_start)
+        found = compare(world, packets, limits, rules_for(asked.hold), rivals)
     except ValueError as error:
         raise ConfigError(f"--trace {asked.trace}: {error}", param="trace") from error
     spans = burst_spans(made) if made else []

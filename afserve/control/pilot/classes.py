@@ -4,13 +4,12 @@ All requests decode in the same steps, so that the shortest time between tokens 
 wait by turn: a class waits for those ahead of it and for its own.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from afserve.control.pilot.observed import SeenWindow
 from afserve.control.pilot.sizes import FirstTokenTarget, TargetTimes
-from afserve.control.wire.load_values import ClassCounts
 
 _NEVER = float("inf")
 _DUST = 1e-6  # of all requests: what sums of parts of requests are wrong by
@@ -52,45 +51,37 @@ class ClassMix:
 
     def __init__(self, aims: Sequence[ClassAim], hold: float) -> None:
         self._aims, self._hold = tuple(aims), hold
-        self._noted: deque[tuple[float, float, Mapping[str, ClassCounts]]] = deque()
-        self._came: defaultdict[str, float] = defaultdict(float)
-        self._all = 0.0
+        self._noted: deque[tuple[float, SeenWindow]] = deque()
         self.in_time: dict[str, float] = {}  # shares by class, of first tokens or answers, whichever is less
 
     def note_window(self, at: float, window: SeenWindow) -> None:
         """What happened since the last one."""
-        if not self._aims:
-            return
-        self._noted.append((at, window.load.came, window.classes))
-        self._add(window.load.came, window.classes, 1)
+        self._noted.append((at, window))
         while self._noted[0][0] < at - self._hold:
-            _, came, classes = self._noted.popleft()
-            self._add(-came, classes, -1)
-
-    def _add(self, came: float, classes: Mapping[str, ClassCounts], sign: int) -> None:
-        self._all += came
-        for name, counts in classes.items():
-            self._came[name] += sign * counts.came
+            self._noted.popleft()
 
     def wanted(self, own: TargetTimes) -> TargetTimes:
         """What pools have to keep now, `own` being the server's times."""
-        least = _DUST * self._all
-        parts = [(self._came[aim.name], aim) for aim in self._aims if self._came[aim.name] > least]
-        if not parts or self._all <= 0:
+        if not self._aims:
             return own
-        of_none = self._all - sum(came for came, _ in parts)
-        if of_none > least:
+        came, of_none = dict.fromkeys((aim.name for aim in self._aims), 0.0), 0.0
+        for _, window in self._noted:
+            of_none += window.load.came
+            for name in came.keys() & window.classes.keys():
+                came[name] += window.classes[name].came
+                of_none -= window.classes[name].came
+        parts = [(came[aim.name], aim) for aim in self._aims if came[aim.name] > 0]
+        if parts and of_none > _DUST * sum(came.values()):
             parts.append((of_none, ClassAim("")))
-        return wanted_of(own, parts)
+        return wanted_of(own, parts) if parts else own
 
-    def late_share(self, window: SeenWindow) -> float:
-        """Of the class that was late most often."""
+    def late_shares(self, window: SeenWindow) -> tuple[float, float]:
+        """Of first tokens and of answers, each of the class that was late most often."""
+        worst = [0.0, 0.0]
         for name, counts in window.classes.items():
-            judged = [
-                late / of
-                for of, late in ((counts.first, counts.first_late), (counts.rest, counts.rest_late))
-                if of >= _JUDGED
-            ]
-            if judged:
-                self.in_time[name] = 1 - max(judged)
-        return max((1 - self.in_time[name] for name in window.classes if name in self.in_time), default=0.0)
+            pairs = (counts.first, counts.first_late), (counts.rest, counts.rest_late)
+            shares = [late / of if of >= _JUDGED else None for of, late in pairs]
+            if known := [share for share in shares if share is not None]:
+                self.in_time[name] = 1 - max(known)
+            worst = [max(old, share or 0.0) for old, share in zip(worst, shares, strict=True)]
+        return worst[0], worst[1]

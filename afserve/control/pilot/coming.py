@@ -35,6 +35,11 @@ class ComingDemand:
             made = running * window.seconds / self._tpot if running else 0.0
             self._made.note_arrivals(at, window.seconds, made)
 
+    @property
+    def answer_seconds(self) -> float:
+        """That an answer takes, behind its first token."""
+        return self.lengths.answer * self._tpot
+
     def now(self) -> Demand:
         return self.lengths.demand(self.rate.present_rate)
 
@@ -45,11 +50,9 @@ class ComingDemand:
         mean = self.lengths.demand(rate)
         if not rate:
             return mean
-        read, made = (one.soon(seconds, deviations) / rate for one in (self._read, self._made))
-        computed, answer = _longer(mean.computed, read), _longer(mean.answer, made)
+        kinds = (mean.computed, self._read), (mean.answer, self._made)
+        computed, answer = (
+            min(max(usual, tokens.soon(seconds, deviations) / rate), _LONGER * usual)
+            for usual, tokens in kinds
+        )
         return replace(mean, prompt=max(mean.prompt, computed), computed=computed, answer=answer)
-
-
-def _longer(mean: float, tokens: float) -> float:
-    """Tokens of a request: the mean, or more where more are seen."""
-    return min(max(mean, tokens), _LONGER * mean)

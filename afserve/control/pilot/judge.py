@@ -16,8 +16,8 @@ _FEW, _MANY = 5, 20  # errors
 _STEP = 0.02  # by which a miss raises the share of them
 _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(2.0)  # that a correction may be from 1: no factor mends a model that is wrong by more
-_LATE, _WORST = 0.002, 0.05  # shares of requests: that may be late in the long run; of a minute, that counts
-_RAISE = 0.4  # of a headroom, for a minute in which all are late
+_LATE = 0.002  # of all requests, that may be late in the long run in each of both ways
+_RAISE = 0.15  # of a headroom, for a minute in which all are late
 _LEAST, _MOST = 1.0, 1.4  # headrooms
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 
@@ -47,15 +47,18 @@ class Interval:
             found = max(found, stood[math.ceil(HOLDS * len(stood)) - 1])
         return min(max(found, _NARROWEST), _WIDEST)
 
-    def note_standing(self, predicted: float, measured: float) -> None:
+    def note_standing(self, predicted: float, measured: float | None) -> None:
         """What was predicted of the sizes that there are, and measured there."""
-        self._standing.append(_error(predicted, measured))
+        if measured is not None:
+            self._standing.append(_error(predicted, measured))
 
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
 
-    def compare(self, predicted: float, measured: float) -> bool:
-        """Whether what was measured lies in the interval of what was predicted."""
+    def compare(self, predicted: float, measured: float | None) -> bool | None:
+        """Whether what was measured lies in the interval of what was predicted; None where nothing was."""
+        if measured is None:
+            return None
         error = _error(predicted, measured)
         within = error <= self.width
         self.compared += 1
@@ -75,8 +78,8 @@ class Correction:
 
     log: float = 0.0
 
-    def note_error(self, expected: float, measured: float) -> None:
-        if expected > 0 and measured > 0 and math.isfinite(expected):
+    def note_error(self, expected: float, measured: float | None) -> None:
+        if measured is not None and min(expected, measured) > 0 and math.isfinite(expected):
             error = max(-_FURTHEST, min(math.log(measured / expected), _FURTHEST))
             self.log += _NEWEST * (error - self.log)
 
@@ -87,14 +90,14 @@ class Correction:
 
 @dataclass(slots=True)
 class Headroom:
-    """How many times a demand pools are sized for: more while requests are late, less while hardly any are. A mean that
-    meets its target leaves every second request beyond it."""
+    """How many times a demand pools are sized for: more while requests are late, less while hardly any are, so that in
+    the long run as many are late as may be. It is what brings bursts, which nobody foresees, into a size."""
 
     factor: float = 1.1
 
     def note_late(self, share: float, minutes: float) -> None:
         """So many of the requests of so long were late."""
-        self.factor += _RAISE * (min(share, _WORST) - _LATE) * minutes
+        self.factor += _RAISE * (share - _LATE) * minutes
         self.factor = min(max(self.factor, _LEAST), _MOST)
 
 
@@ -107,7 +110,8 @@ class Judge:
     first: Correction = field(default_factory=Correction)
     rest: Correction = field(default_factory=Correction)
     reading: Correction = field(default_factory=Correction)
-    headroom: Headroom = field(default_factory=Headroom)
+    read_room: Headroom = field(default_factory=Headroom)
+    made_room: Headroom = field(default_factory=Headroom)
 
     @property
     def intervals(self) -> tuple[int, int]:

@@ -77,15 +77,11 @@ class PilotLoop:
             self._counts["acted"] += bool(self._changes.changed)
             if error.message != self._said_refusal:
                 self._said_refusal = error.message
-                log.warning("%s: %s", self._refused(), error.message)
+                done = self._changes.changed
+                what = f"{done} of its changes made, no more" if done else "the pools stay as they are"
+                log.warning("%s: %s", what, error.message)
             return
         self._counts["acted"] += 1
-
-    def _refused(self) -> str:
-        done = self._changes.changed
-        if not done:
-            return "the pools stay as they are"
-        return f"{done} change{'s' * (done > 1)} of it made, and the others refused"
 
     def _say_outcomes(self) -> None:
         fresh = self.policy.judged - self._judged

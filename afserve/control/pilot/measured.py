@@ -19,7 +19,7 @@ _LITTLE = 0.05  # share of a rate that does not count
 _LEARNT = 0.9
 _FULL = 0.98  # busy for more of the time, a pool falls behind
 _KEPT = 0.97  # of all windows before, in the sums that steps are told from tokens by
-_ALIKE = 0.02  # of 1: so much must not be explained by one of both, or it is all put down to tokens
+_ALIKE = 0.02  # of 1: so much must not be explained by one of both, or nothing is told apart
 _LEAST_EACH = 0.25  # of the seconds by token, that a token takes at least
 _ROUNDS = 4  # in which the time between tokens and the steps are fitted to each other
 
@@ -41,10 +41,11 @@ class NodeSeconds:
 
 class StepCost:
     """Busy seconds told apart by steps and tokens: least squares over windows that fade, neither below 0. Windows with
-    as many tokens in each step tell nothing apart: all of it is the tokens' then."""
+    as many tokens in each step tell nothing apart: a step then costs as many tokens as it did, and at first one."""
 
     def __init__(self) -> None:
         self._sums: tuple[float, ...] = (0.0,) * 5  # of squares and products
+        self._step, self._each = 1.0, 1.0
 
     def apart(self, steps: float, tokens: float, busy: float) -> tuple[float, float]:
         """(seconds of a step, of a token) of one more window of so many busy seconds."""
@@ -52,12 +53,13 @@ class StepCost:
         self._sums = steps2, tokens2, both, by_steps, by_tokens = tuple(
             _KEPT * old + new for old, new in zip(self._sums, fresh, strict=True)
         )
-        share, free = 0.0, steps2 * tokens2 - both**2
+        free = steps2 * tokens2 - both**2
         if free > _ALIKE * steps2 * tokens2:
             alone = by_tokens / tokens2
-            each = min(max((by_tokens * steps2 - by_steps * both) / free, _LEAST_EACH * alone), alone)
-            whole = max(by_steps - each * both, 0.0) / steps2 * steps
-            share = whole / max(whole + each * tokens, 1e-9)
+            self._each = min(max((by_tokens * steps2 - by_steps * both) / free, _LEAST_EACH * alone), alone)
+            self._step = max(by_steps - self._each * both, 0.0) / steps2
+        whole = self._step * steps
+        share = whole / max(whole + self._each * tokens, 1e-9)
         return share * busy / max(steps, 1.0), (1 - share) * busy / max(tokens, 1.0)
 
 

@@ -9,7 +9,6 @@ from afserve.control.pilot.observed import SeenWindow
 from afserve.control.pilot.sizes import (
     Demand,
     Expected,
-    FirstTokenTarget,
     Limits,
     PoolSizes,
     TargetTimes,
@@ -56,7 +55,11 @@ class Planner:
         wanted = wanted or self.wanted
         power = math.ceil(math.log(max(demand.rate, 1e-6)) / _RATE - 1e-9)
         others = (demand.prompt, demand.answer, demand.computed, wanted.ttft, wanted.tpot, wanted.busy)
-        firsts = (each for one in wanted.classes for each in (_power(one.ttft), *_tenths(one)))
+        firsts = (
+            each
+            for one in wanted.classes
+            for each in (_power(one.ttft), round(10 * one.ahead), round(10 * one.upto))
+        )
         key = power, *(_power(each) for each in others), *firsts
         if not self._knows(key, demand, wanted):
             rounded = replace(demand, rate=math.exp(power * _RATE))
@@ -168,10 +171,6 @@ class _Search:
 
     def _meets(self, sizes: PoolSizes) -> bool:
         return self._expect(sizes).meets(self._wanted)
-
-
-def _tenths(one: FirstTokenTarget) -> tuple[int, int]:
-    return round(10 * one.ahead), round(10 * one.upto)
 
 
 def _power(value: float) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from afserve.control.pilot.advice import Advice, Effect, Outcome
 from afserve.control.pilot.classes import ClassAim, ClassMix
 from afserve.control.pilot.coming import ComingDemand
-from afserve.control.pilot.judge import Interval, Judge
+from afserve.control.pilot.judge import Judge
 from afserve.control.pilot.observed import Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.predict import Windows
@@ -63,8 +63,8 @@ class _Open:
     """An advice whose effect is not judged yet."""
 
     advice: Advice
+    stands: Observed | None = None  # since when nobody has come or gone
     from_: Observed | None = None  # since when its effect is measured
-    followed: bool = False
 
 
 class Policy:
@@ -79,7 +79,7 @@ class Policy:
         self._coming = ComingDemand(self.rules.windows)
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
-        self._changed = self._late_noted = self._jumped = -math.inf
+        self._changed = self._late_noted = -math.inf
         self._for_jump = False  # the last change was for more, and for a jump
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
@@ -104,19 +104,24 @@ class Policy:
         self._judge(seen)
         if not self._settled(seen) or not (self._coming.lengths.known and self._planner.model.ready):
             return None
-        wanted, room = self._corrected(), self.judge.headroom.factor
+        wanted = self._corrected()
         soon = self._coming.within(self.rules.again + self._change_seconds, _LIKELY)
         if not self._coming.rate.jumped:  # what a jump needs is not needed behind it
-            self._plans.append((seen.at, self._planner.best_effort(soon.times(room), wanted)))
+            self._plans.append((seen.at, self._planner.best_effort(self._roomy(soon), wanted)))
         while self._plans and self._plans[0][0] < seen.at - self._hold:
             self._plans.popleft()
         calm = seen.at - self._changed >= self.rules.hold / 2
-        least = soon.times(1 + _LEFT * (room - 1) * calm)
+        least = self._roomy(soon, _LEFT * calm)
         if not self._planner.expect(seen.sizes, least, wanted).meets(wanted):
             most = self._coming.within(self.rules.hold, self.rules.deviations)
             further = _FURTHER if self._coming.rate.jumped else 1.0
-            return self._more(seen, least, soon.times(room), most.times(room * further), wanted)
-        return self._fewer(seen, self._coming.within(self.rules.hold, _LIKELY).times(room), wanted)
+            return self._more(seen, least, self._roomy(soon), self._roomy(most.times(further)), wanted)
+        return self._fewer(seen, self._roomy(self._coming.within(self.rules.hold, _LIKELY)), wanted)
+
+    def _roomy(self, demand: Demand, part: float = 1.0) -> Demand:
+        """With such a part of the headrooms that both kinds of lateness ask for."""
+        read, made = (1 + part * (one.factor - 1) for one in (self.judge.read_room, self.judge.made_room))
+        return replace(demand, rate=demand.rate * made, computed=demand.computed * read / made)
 
     def sizes(self, seen: Observed) -> PoolSizes | None:
         """Those of `look`."""
@@ -130,8 +135,6 @@ class Policy:
         if self._seen:
             happened = seen.since(self._seen[-1])
             self._coming.note_window(seen.at, happened, (self._seen[-1].running + seen.running) / 2)
-            if self._coming.rate.jumped:
-                self._jumped = seen.at
             self._mix.note_window(seen.at, happened)
             if self._seen[-1].sizes == seen.sizes:
                 self._planner.learn_rates(happened)
@@ -152,36 +155,33 @@ class Policy:
             return
         self._late_noted = seen.at
         self._note_standing(window)
-        share = max(load.first_late / load.first, load.rest_late / load.ended, self._mix.late_share(window))
-        # who is late then says nothing of other times
-        jumped = seen.at - self._jumped < 2 * self.rules.windows.short
-        if not jumped and sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
-            self.judge.headroom.note_late(share, self.rules.windows.short / _MINUTE)
+        first, rest = self._mix.late_shares(window)
+        if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
+            minutes = self.rules.windows.short / _MINUTE
+            self.judge.read_room.note_late(max(load.first_late / load.first, first), minutes)
+            self.judge.made_room.note_late(max(load.rest_late / load.ended, rest), minutes)
 
     def _note_standing(self, window: SeenWindow) -> None:
         """How wrong what is expected of sizes that stay has been: of no change it is surer."""
-        if not self._planner.model.ready:
-            return
-        demand = self._coming.lengths.demand(window.rate)
-        said = self._effect(self._planner.expect(window.sizes, demand, TargetTimes()))
-        if window.tpot is not None:
+        if (expected := self._expected(window)) is not None:
+            said = self._effect(expected)
             self.judge.tpot.note_standing(said.tpot, window.tpot)
-        if window.ttft is not None:
             self.judge.ttft.note_standing(said.ttft, window.ttft)
 
     def _correct(self, window: SeenWindow) -> None:
         """Where the model and what is measured differ; of a pool that falls behind nothing is learnt."""
+        expected = self._expected(window)
+        if expected is None or not expected.fits or max(expected.busy) > _BUSY:
+            return
+        self.judge.rest.note_error(expected.tpot, window.tpot)
+        self.judge.first.note_error(expected.ttft, window.ttft)
+        self.judge.reading.note_error(expected.busy[0], window.busy[0] if window.sizes.prefill else None)
+
+    def _expected(self, window: SeenWindow) -> Expected | None:
+        """By the model, of the load that there was."""
         if not (self._coming.lengths.known and window.rate and self._planner.model.ready):
-            return
-        expected = self._planner.expect(window.sizes, self._coming.lengths.demand(window.rate), TargetTimes())
-        if not expected.fits or max(expected.busy) > _BUSY:
-            return
-        if window.tpot is not None:
-            self.judge.rest.note_error(expected.tpot, window.tpot)
-        if window.ttft is not None:
-            self.judge.first.note_error(expected.ttft, window.ttft)
-        if window.busy[0] and window.sizes.prefill:
-            self.judge.reading.note_error(expected.busy[0], window.busy[0])
+            return None
+        return self._planner.expect(window.sizes, self._coming.lengths.demand(window.rate), TargetTimes())
 
     def _corrected(self) -> TargetTimes:
         """What the model has to promise so that what is wanted comes."""
@@ -293,15 +293,21 @@ class Policy:
     # ---- what came of it
 
     def _judge(self, seen: Observed) -> None:
-        """Once everything has been as it is for a while since the advice: at the new sizes, or still at the old."""
+        """Once everything has been as it is for a while since the advice: at the new sizes, or still at the old.
+        Answers count when they end, so that those are waited for first that ran while nodes came or went."""
         waits = self._open
-        if waits is None or not seen.settled:
+        if waits is None:
             return
         advice = waits.advice
-        if seen.sizes not in (advice.old, advice.new):
+        if not seen.settled:
+            waits.stands = waits.from_ = None
+        elif seen.sizes not in (advice.old, advice.new):
             self._open = None  # somebody did something else
-        elif waits.from_ is None or waits.from_.sizes != seen.sizes:
-            waits.from_ = seen
+        elif waits.stands is None or waits.stands.sizes != seen.sizes:
+            waits.stands, waits.from_ = seen, None
+        elif waits.from_ is None:
+            if seen.at - waits.stands.at >= min(self._coming.answer_seconds, self.rules.hold):
+                waits.from_ = seen
         elif seen.at - waits.from_.at >= self.rules.measured:
             self._open = None
             self._compare(advice, seen.since(waits.from_))
@@ -310,13 +316,9 @@ class Policy:
         followed = window.sizes == advice.new
         said = advice.after if followed else advice.stay
         ttft, tpot = window.ttft, window.tpot
-        held = _held(self.judge.ttft, said.ttft, ttft), _held(self.judge.tpot, said.tpot, tpot)
+        held = self.judge.ttft.compare(said.ttft, ttft), self.judge.tpot.compare(said.tpot, tpot)
         self.judged += 1
         self.outcomes.append(Outcome(advice, followed, ttft, tpot, *held))
-
-
-def _held(interval: Interval, said: float, measured: float | None) -> bool | None:
-    return None if measured is None else interval.compare(said, measured)
 
 
 def _pressed(expected: Expected) -> float:

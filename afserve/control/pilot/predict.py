@@ -202,12 +202,6 @@ class Forecast:
         if not self._noted:
             return None
         at, slots = self._noted[-1][0], int(DAY / SLOT)
-        here = self._day.get(int(at // SLOT) % slots)
-        coming = [
-            self._day.get(number % slots)
-            for number in range(int(at // SLOT), int((at + seconds) // SLOT) + 1)
-        ]
-        known = [rate for rate in coming if rate is not None]
-        if not here or len(known) < len(coming):
-            return None
-        return min(max(max(known) / here, 1 / _RATIO), _RATIO)
+        numbers = range(int(at // SLOT), int((at + seconds) // SLOT) + 1)
+        here, *_ = rates = [self._day.get(number % slots, 0.0) for number in numbers]
+        return min(max(max(rates) / here, 1 / _RATIO), _RATIO) if all(rates) else None

@@ -126,6 +126,6 @@ def test_a_class_that_is_late_alone_raises_what_is_kept_free():
     late.late = {"chat": 0.3}
     for told in (calm, late):
         told.play(20, 900)
-    assert late.policy.judge.headroom.factor > calm.policy.judge.headroom.factor
+    assert late.policy.judge.read_room.factor > calm.policy.judge.read_room.factor
     figures = late.policy.figures()
     assert figures["in_time_chat"] == pytest.approx(0.7, abs=0.05) and figures["in_time_bulk"] == 1.0

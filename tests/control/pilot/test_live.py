@@ -154,7 +154,7 @@ def test_what_was_done_before_a_refusal_is_counted(caplog):
     one = loop(ACT, Scripted(turning), change)
     one.look()
     assert one.view().counts["acted"] == one.view().counts["refused"] == 1
-    assert "1 change of it made, and the others refused: 4 decode nodes need 40 GiB" in caplog.text
+    assert "1 of its changes made, no more: 4 decode nodes need 40 GiB" in caplog.text
 
 
 def test_outside_its_hours_it_only_advises():

@@ -79,6 +79,22 @@ def test_nothing_is_decided_while_nodes_come_or_go():
     assert told.policy.look(told.seen()) is not None
 
 
+def test_what_a_loss_did_is_no_effect_of_an_advice():
+    told = Told()
+    told.play(10, 400)
+    told.play(30, 80)
+    judged = told.policy.judged
+    assert told.advices and told.sizes == told.advices[-1].new
+    for _ in range(2):
+        told.at += told.step
+        later = told._later(30)
+        told.load = replace(later, rest_seconds=later.rest_seconds + 1e5)
+        told.policy.look(told.seen(settled=False))
+    told.play(30, 200)
+    assert told.policy.judged == judged + 1
+    assert told.policy.outcomes[-1].tpot == pytest.approx(RATES.calm_rest, rel=1.0)
+
+
 @pytest.mark.slow
 def test_what_cannot_be_had_is_asked_for_as_far_as_it_can():
     told = Told(sizes=PoolSizes(1, 1, 1), limits=Limits(PoolSizes(1, 1, 1), PoolSizes(9, 9, 9), 12))

@@ -22,27 +22,41 @@ _BEGINNING = 600.0  # seconds whose arrivals the first sizes are for
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """`held`: how many of the pilot's `judged` intervals held what was measured, of both times."""
+class Rivals:
+    """Whom no policy changes. `first` sizes are those for the first ten minutes; `unit` is one replica."""
 
-    pilot: PlayedDay
     oracle: PlayedDay
     fixed: PlayedDay
     replicas: PlayedDay
     unit: PoolSizes
+    first: PoolSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`held`: how many of the pilot's `judged` intervals held what was measured, of both times."""
+
+    pilot: PlayedDay
+    rivals: Rivals
     judged: int
     held: int
 
     @property
     def rows(self) -> tuple[tuple[str, PlayedDay], ...]:
-        return tuple((name, getattr(self, name)) for name in SIZERS)
+        return ("pilot", self.pilot), *((name, getattr(self.rivals, name)) for name in SIZERS[1:])
 
 
 def compare(
-    world: World, packets: Sequence[Packet], limits: Limits, rules: PilotRules, replica_start: float
+    world: World, packets: Sequence[Packet], limits: Limits, rules: PilotRules, rivals: Rivals
 ) -> Comparison:
-    """Whoever is compared begins with sizes for the first ten minutes; all but the pilot know which classes come.
-    Raises ValueError where nothing arrives, or all at once."""
+    """The pilot begins with sizes for the first ten minutes, and does not know which classes come."""
+    aims = [one for one in world.classes if one.name]
+    policy = Policy(Planner(TabledModel(world.stages), world.wanted, limits), rules, aims)
+    return Comparison(play(world, packets, rivals.first, policy.sizes), rivals, *policy.judge.intervals)
+
+
+def rivals_on(world: World, packets: Sequence[Packet], limits: Limits, replica_start: float) -> Rivals:
+    """Raises ValueError where nothing arrives, or all at once."""
     if not packets or packets[-1].at <= 0:
         raise ValueError("nothing arrives, or all at once")
     planner = Planner(TabledModel(world.stages), _known_wanted(world, packets), limits)
@@ -50,16 +64,12 @@ def compare(
     if begun is None:
         raise ValueError("nothing arrives within the first ten minutes")
     first = planner.best_effort(begun.times(1.2))
-    aims = [one for one in world.classes if one.name]
-    own = Planner(planner.model, world.wanted, limits) if aims else planner
-    policy = Policy(own, rules, aims)
-    piloted = play(world, packets, first, policy.sizes)
     knowing = best_oracle(world, packets, planner)
     still = fixed(world, packets, planner, _OF_ORACLE * knowing.met)
     unit, per_replica, rate = _unit(planner, packets)
     count = max(1, ceil(1.2 * begun.rate / rate))
     scaled = replicas(world, packets, unit, per_replica, (count, 2 * _REPLICAS), replica_start)
-    return Comparison(piloted, knowing, still, scaled, unit, *policy.judge.intervals)
+    return Rivals(knowing, still, scaled, unit, first)
 
 
 def _known_wanted(world: World, packets: Sequence[Packet]) -> TargetTimes:
@@ -78,13 +88,9 @@ def _unit(planner: Planner, packets: Sequence[Packet]) -> tuple[PoolSizes, float
     assert whole is not None, "somebody came"
     part = replace(whole, rate=busiest(packets) / _REPLICAS)
     unit = planner.best_effort(part)
-    return unit, _FILLED * _resident(planner, unit, part), part.rate
-
-
-def _resident(planner: Planner, sizes: PoolSizes, demand: Demand) -> float:
-    """Requests that are there at once, read or decoded."""
-    found = planner.expect(sizes, demand, planner.wanted)
-    return max(1.0, demand.rate * (found.tpot * demand.answer + min(found.ttft, 60.0)))
+    found = planner.expect(unit, part, planner.wanted)
+    resident = max(1.0, part.rate * (found.tpot * part.answer + min(found.ttft, 60.0)))  # read or decoded
+    return unit, _FILLED * resident, part.rate
 
 
 def busiest(packets: Sequence[Packet], seconds: float = 600.0) -> float:

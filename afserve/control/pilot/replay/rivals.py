@@ -27,19 +27,16 @@ MARGINS = (1.0, 1.1, 1.25, 1.5)
 
 def demand_of(packets: Iterable[Packet], seconds: float) -> Demand | None:
     """Of what comes within so long; None for nothing."""
-    lengths, count = MeanLengths(memory=0.0), 0.0
-    sums = [0.0] * 3
-    for one in packets:
-        count += one.weight
-        sums[0] += one.prompt * one.weight
-        sums[1] += one.prompt * one.prompt * one.weight
-        sums[2] += one.answer * one.weight
-    if not count:
+    rows = [
+        (one.weight, one.prompt * one.weight, one.prompt**2 * one.weight, one.answer * one.weight)
+        for one in packets
+    ]
+    if not rows:
         return None
-    lengths.note_load(
-        PoolLoad(count, prompt_tokens=sums[0], prompt_squares=sums[1], ended=count, answer_tokens=sums[2])
-    )
-    return lengths.demand(count / seconds)
+    came, prompts, squares, answers = map(sum, zip(*rows, strict=True))
+    lengths = MeanLengths(memory=0.0)
+    lengths.note_load(PoolLoad(came, prompts, squares, ended=came, answer_tokens=answers))
+    return lengths.demand(came / seconds)
 
 
 def oracle(world: World, packets: Sequence[Packet], planner: Planner, margin: float = 1.0) -> PlayedDay:
