@@ -178,7 +178,7 @@ void gemm_ggml_words(const ByteRows& a, int rows, const GgmlPanel& panel, float*
   WordsAhead ahead{at + ggml_shape(panel.type).panel_bytes(inputs), next.data};
   for (int b = 0; b < panel.blocks; b += step, at = then) {
     int end = panel.blocks - b < step ? panel.blocks : b + step;
-    in_word_groups(rows, [&](int r, int some) {
+    in_word_groups(rows, WORD_ROWS, [&](int r, int some) {
       const int16_t* row = words_of(a, r);
       GgmlWords given{row, a.stride, reinterpret_cast<const int32_t*>(row + words_of_inputs(inputs))};
       then = ggml_by_type[int(panel.type)][some](given, b, end, at, sum + r * PANEL, ahead);

@@ -17,6 +17,7 @@
 #include "ggml_avx2.h"
 
 void gemm_int8_words_vnni(const ByteRows&, int, const Int8Panel&, float*, Next);  // words_avxvnni.cpp
+void to_int4_bytes_vnni(const bf16*, int, const ByteRows&, int);
 void gemm_int4_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 void gemm_ggml_words_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 
@@ -39,7 +40,8 @@ const Isa* avx2_isa() {
     made.to_words = row_to_int4_words, made.gemm_words = gemm_int4_words;
     made.to_ggml = row_to_ggml_words, made.gemm_ggml = gemm_ggml_words;
     if (has_avx_vnni()) {
-      made.gemm_bytes = gemm_int8_words_vnni, made.gemm_words = gemm_int4_words_vnni;
+      made.gemm_bytes = gemm_int8_words_vnni;
+      made.to_words = to_int4_bytes_vnni, made.gemm_words = gemm_int4_words_vnni;
       made.gemm_ggml = gemm_ggml_words_vnni;
     }
     return made;

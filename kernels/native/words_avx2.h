@@ -141,110 +141,35 @@ INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-// Numbers of the four codes of sixteen words: plus CODE_OFFSET, if not of e2m1.
-template <bool E2M1>
-INLINE void numbers_of_codes(__m256i codes, __m256i (&number)[4]) {
-  if (!E2M1) {
-    const __m256i lowest = _mm256_set1_epi16(15);
-    for (int j = 0; j < 3; j++) number[j] = _mm256_and_si256(j ? _mm256_srli_epi16(codes, 4 * j) : codes, lowest);
-    number[3] = _mm256_srli_epi16(codes, 12);
-    return;
-  }
-  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE)), low = _mm256_set1_epi8(15);
-  for (int i = 0; i < 2; i++) {  // bytes of codes i and 2 + i
-    __m256i bytes = _mm256_shuffle_epi8(table, _mm256_and_si256(i ? _mm256_srli_epi16(codes, 4) : codes, low));
-    number[i] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
-    number[2 + i] = _mm256_srai_epi16(bytes, 8);
-  }
-}
+// Where a tile's whole sums go: times their group's scales to those of its rows, from column `first` on.
+struct ScaledSums {
+  const char* scales;
+  bool wide;
+  float* sum;
+  bool add;
+  int first;
 
-// The products of a line's words with R rows.
-template <int R, bool E2M1>
-INLINE void add_line(const char* at, const int16_t* a, size_t stride, __m256i (&total)[R][2]) {
-  __m256i number[2][4];
-  for (int v = 0; v < 2; v++) numbers_of_codes<E2M1>(_mm256_loadu_si256((const __m256i*)(at + v * 32)), number[v]);
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; j++)
+  // `total` of rows 0 .. R - 1: eight columns, `column` behind the first.
+  template <int R>
+  INLINE void put(const __m256i (&total)[R], int column) const {
+    __m256 scale = int4_scale(scales, wide, first + column);
     for (int r = 0; r < R; r++) {
-      __m256i x = word_pair(a + r * stride + j * 2);
-      for (int v = 0; v < 2; v++) total[r][v] = plus_products(total[r][v], number[v][j], x);
+      float* to = sum + r * PANEL + first + column;
+      __m256 so_far = add ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
+      _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[r]), scale, so_far));
     }
-}
-
-// One row's sums. Codes 1 and 2 are multiplied where they stand, 4 and 8 bits up, and have sums of their own.
-template <bool E2M1>
-struct OneRow {
-  __m256i plain[2], up4[2], up8[2];
-
-  INLINE explicit OneRow(int32_t offset) {
-    for (int v = 0; v < 2; v++) plain[v] = _mm256_set1_epi32(offset), up4[v] = up8[v] = _mm256_setzero_si256();
-  }
-  INLINE void add_line(const char* at, const int16_t* a) {
-    __m256i x[4];
-    for (int j = 0; j < 4; j++) x[j] = word_pair(a + j * 2);
-    for (int v = 0; v < 2; v++) {
-      __m256i codes = _mm256_loadu_si256((const __m256i*)(at + v * 32));
-      plain[v] = plus_products(plain[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x000f)), x[0]);
-      up4[v] = plus_products(up4[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x00f0)), x[1]);
-      up8[v] = plus_products(up8[v], _mm256_and_si256(codes, _mm256_set1_epi16(0x0f00)), x[2]);
-      plain[v] = plus_products(plain[v], _mm256_srli_epi16(codes, 12), x[3]);
-    }
-  }
-  INLINE __m256i sum(int v) const {
-    __m256i up = _mm256_add_epi32(up4[v], _mm256_srai_epi32(up8[v], 4));
-    return _mm256_add_epi32(plain[v], _mm256_srai_epi32(up, 4));
   }
 };
 
-// Numbers of e2m1 are multiplied 8 bits up, where a byte of a word needs one instruction. 16 products of 12 x 256 and 32,767
-// are less than 2^31.
-template <>
-struct OneRow<true> {
-  __m256i low[2], high[2];
+}  // namespace
 
-  INLINE explicit OneRow(int32_t) {
-    for (int v = 0; v < 2; v++) low[v] = high[v] = _mm256_setzero_si256();
-  }
-  INLINE void add_line(const char* at, const int16_t* a) {
-    const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)E2M1_TWICE));
-    const __m256i code = _mm256_set1_epi8(15), upper = _mm256_set1_epi16(short(0xff00));
-    for (int v = 0; v < 2; v++) {
-      __m256i codes = _mm256_loadu_si256((const __m256i*)(at + v * 32));
-      for (int i = 0; i < 2; i++) {  // bytes of codes i and 2 + i
-        __m256i bytes = _mm256_shuffle_epi8(table, _mm256_and_si256(i ? _mm256_srli_epi16(codes, 4) : codes, code));
-        low[v] = plus_products(low[v], _mm256_slli_epi16(bytes, 8), word_pair(a + i * 2));
-        high[v] = plus_products(high[v], _mm256_and_si256(bytes, upper), word_pair(a + (2 + i) * 2));
-      }
-    }
-  }
-  INLINE __m256i sum(int v) const {
-    return _mm256_add_epi32(_mm256_srai_epi32(low[v], 8), _mm256_srai_epi32(high[v], 8));
-  }
-};
+#ifdef HAS_VNNI
+#include "int4_bytes_avxvnni.h"
+#else
+#include "int4_words_avx2.h"
+#endif
 
-// The sums of one tile of a block: words of its lines have four codes, inputs w % 2, 2 + w % 2, .. of column w / 2. `offset`:
-// of each row, `stride` / 2 apart, what its sums begin with.
-template <int R, bool E2M1>
-INLINE void int4_tile(const int16_t* a, size_t stride, const int32_t* offset, const char* at, const char* early,
-                      __m256i (&total)[R][2]) {
-  if constexpr (R == 1) {
-    OneRow<E2M1> row(*offset);
-#pragma GCC unroll 1  // GCC keeps nothing in registers where it unrolls all lines
-    for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
-      _mm_prefetch(early, _MM_HINT_T0);
-      row.add_line(at, a + line * 8);
-    }
-    for (int v = 0; v < 2; v++) total[0][v] = row.sum(v);
-    return;
-  }
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < 2; v++) total[r][v] = E2M1 ? _mm256_setzero_si256() : _mm256_set1_epi32(offset[r * (stride / 2)]);
-#pragma GCC unroll 1
-  for (int line = 0; line < INT4_LINES; line++, at += 64, early += 64) {
-    _mm_prefetch(early, _MM_HINT_T0);
-    add_line<R, E2M1>(at, a + line * 8, stride, total);
-  }
-}
+namespace {
 
 // sum[R][64] += the products of one group times its scales. Returns where the next group begins.
 template <int R, bool E2M1>
@@ -253,18 +178,8 @@ NOINLINE const char* int4_words(const int16_t* a, size_t stride, const int32_t* 
   const char* scales = at;
   at += PANEL * (wide ? 4 : 2);
   for (int b = 0; b < blocks; b++, a += BLOCK, offset++, add = true) {
-    for (int t = 0; t < 4; t++, at += INT4_TILE) {
-      __m256i total[R][2];
-      int4_tile<R, E2M1>(a, stride, offset, at, ahead.of(at), total);
-      for (int v = 0; v < 2; v++) {
-        __m256 scale = int4_scale(scales, wide, t * 16 + v * 8);
-        for (int r = 0; r < R; r++) {
-          float* to = sum + r * PANEL + t * 16 + v * 8;
-          __m256 so_far = add ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
-          _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[r][v]), scale, so_far));
-        }
-      }
-    }
+    for (int t = 0; t < 4; t++, at += INT4_TILE)
+      int4_tile<R, E2M1>(a, stride, offset, at, ahead.of(at), {scales, wide, sum, add, t * 16});
   }
   return at;
 }
@@ -273,12 +188,13 @@ constexpr decltype(&int8_words<1>) int8_words_of[] = {nullptr,       int8_words<
                                                       int8_words<3>, int8_words<4>, int8_words<5>};
 template <bool E2M1>
 constexpr decltype(&int4_words<1, E2M1>) int4_words_of[] = {
-    nullptr, int4_words<1, E2M1>, int4_words<2, E2M1>, int4_words<3, E2M1>, int4_words<4, E2M1>, int4_words<5, E2M1>};
+    nullptr,             int4_words<1, E2M1>, int4_words<2, E2M1>, int4_words<3, E2M1>,
+    int4_words<4, E2M1>, int4_words<5, E2M1>, int4_words<INT4_ROWS, E2M1>};
 
-// Calls work(first row, rows) for all rows, in as few groups as there are and all alike.
+// Calls work(first row, rows) for all rows, in as few groups of at most `most` as there are and all alike.
 template <class Work>
-INLINE void in_word_groups(int rows, const Work& work) {
-  int groups = (rows + WORD_ROWS - 1) / WORD_ROWS;
+INLINE void in_word_groups(int rows, int most, const Work& work) {
+  int groups = (rows + most - 1) / most;
   for (int i = 0, r = 0; i < groups; i++) {
     int n = (rows - r) / (groups - i);
     work(r, n);
@@ -296,7 +212,7 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
   int step = rows <= WORD_ROWS ? panel.blocks : chunk;
   for (int b = 0; b < panel.blocks; b += step) {
     int n = panel.blocks - b < step ? panel.blocks - b : step;
-    in_word_groups(rows, [&](int r, int some) {
+    in_word_groups(rows, WORD_ROWS, [&](int r, int some) {
       int8_words_of[some](words_of(a, r) + b * INT8_INPUTS, a.stride, panel.data + size_t(b) * INT8_BLOCK, n,
                           sum + r * PANEL, b > 0, ahead);
     });
@@ -316,7 +232,7 @@ void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float*
   WordsAhead ahead{at + groups.panel_bytes(panel.blocks), next.data};
   for (int b = 0; b < panel.blocks; b += panel.group, at = then) {
     int n = panel.blocks - b < panel.group ? panel.blocks - b : panel.group;
-    in_word_groups(rows, [&](int r, int some) {
+    in_word_groups(rows, INT4_ROWS, [&](int r, int some) {
       const int16_t* row = words_of(a, r);
       const int32_t* offset = reinterpret_cast<const int32_t*>(row + numbers) + b;
       then = words[some](row + b * BLOCK, a.stride, offset, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
