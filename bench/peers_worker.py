@@ -62,7 +62,7 @@ def _steady_rate(case: Case, run: Run, batch: int, seed: int) -> float:
 
 
 def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
-    from afserve.cli.bench.ours import _batch
+    from afserve.cli.bench.ours import run_batch
     from afserve.doors.llm import LLM
 
     colocated = name == "colocated"
@@ -78,7 +78,7 @@ def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
         draft="off",
         **nodes,
     ) as llm:
-        _answer(name, case, lambda asked, batch, seed: _batch(llm, asked, batch, seed))
+        _answer(name, case, lambda asked, batch, seed: run_batch(llm, asked, batch, seed))
 
 
 def _transformers(name: str, case: Case) -> None:

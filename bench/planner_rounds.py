@@ -7,15 +7,20 @@ Nodes lend no cores, as plans have it. It predicts nothing.
 """
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from afserve.cli.bench.calibrate import Grid
 from afserve.cli.bench.case import Case
 from afserve.cli.plan.catalog import read_lines
+
+if TYPE_CHECKING:
+    from afserve.doors.llm import LLM
 
 LAYOUTS = ((0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))
 """Nodes that only compute prompts, attention nodes, expert nodes; 0 expert nodes are colocated."""
@@ -24,6 +29,7 @@ PROMPT_APART = 64  # four blocks to hand over
 ANSWER_APART = 512
 """Prompts that are read elsewhere come one after the other while others decode, a second or more until the last of 64;
 shorter answers would be complete before all decode together."""
+_TOLD_WITHIN = 20  # seconds
 SHORT = Grid(contexts=(96, 256), steps=3, calls=6, turns=3, rounds=1)
 
 Row = dict[str, object]
@@ -33,7 +39,7 @@ Row = dict[str, object]
 class Measured:
     """One batch of one layout. `batch` counts the requests of all attention nodes; `prefill` nodes compute their
     prompts and are idle while the batch decodes. tpot_ms: what a client saw, median over requests. tok_s: while the
-    whole batch decodes; low, high: over the rounds."""
+    whole batch decodes; low, high: over the rounds. yielded: tokens of a sequence's step, more than one with drafts."""
 
     attention: int
     experts: int
@@ -46,6 +52,8 @@ class Measured:
     low: float = 0.0
     high: float = 0.0
     prefill: int = 0
+    draft: str = "off"
+    yielded: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +81,29 @@ def read_record(path: Path) -> Record:
     return Record(lines, list(rounds.values()))
 
 
-def append_rounds(record: Path, count: int, case: Case, micro_batches: int, threads: int, grid: Grid) -> None:
-    """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout."""
+def append_rounds(
+    record: Path,
+    count: int,
+    case: Case,
+    micro_batches: int,
+    threads: int,
+    grid: Grid,
+    drafts: Sequence[str] = (),
+) -> None:
+    """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout. drafts: colocated
+    only, without drafts and with each of these, such as mtp:2."""
     from afserve.launch.plan.models import find_model
 
     done = len(read_record(record).rounds) if record.exists() else 0
     with TemporaryDirectory() as scratch:
         found = find_model(case.model, Path(scratch))
         for number in range(done, done + count):
-            rows = [row | {"round": number} for row in one_round(case, micro_batches, threads, grid)]
+            measured = (
+                drafted_round(case, threads, grid, drafts)
+                if drafts
+                else one_round(case, micro_batches, threads, grid)
+            )
+            rows = [row | {"round": number} for row in measured]
             with record.open("a") as file:
                 file.write("".join(json.dumps(row | {"model": found.name}) + "\n" for row in rows))
 
@@ -95,6 +117,13 @@ def one_round(case: Case, micro_batches: int, threads: int, grid: Grid) -> Itera
                 yield from (
                     asdict(run) for run in runs(case, layout, micro_batches if layout[2] else 1, each)
                 )
+
+
+def drafted_round(case: Case, threads: int, grid: Grid, drafts: Sequence[str]) -> Iterator[Row]:
+    """A calibration, which knows no drafts, and colocated runs."""
+    yield from calibration(case.model, threads, grid)
+    for draft in ("off", *drafts):
+        yield from (asdict(run) for run in drafted_runs(replace(case, threads=threads), draft))
 
 
 def calibration(model: str, threads: int, grid: Grid) -> Iterator[Row]:
@@ -126,6 +155,50 @@ def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: 
         )
 
 
+def drafted_runs(case: Case, draft: str) -> Iterator[Measured]:
+    """Colocated, all sizes on one start."""
+    from afserve.cli.bench.figures import figures
+    from afserve.cli.bench.ours import Shape, run_batch
+
+    assert case.threads is not None, "a round gives them"
+    with Shape(colocated=True, attention=1, share_cores=False, draft=draft).llm(case) as llm:
+        run_batch(llm, case, 2, seed=-1)
+        for batch in case.batches:
+            before = _verified(llm)
+            found = figures(run_batch(llm, case, batch, seed=0))
+            drafted, right = (now - then for now, then in zip(_verified(llm), before, strict=True))
+            yield Measured(
+                attention=1,
+                experts=0,
+                micro_batches=1,
+                threads=case.threads,
+                batch=batch,
+                context=case.prompt_len + case.output_len / 2,
+                tpot_ms=found.tpot * 1e3,
+                tok_s=found.tokens_per_second or batch / found.tpot,
+                draft=draft,
+                yielded=1 + right / drafted if drafted else 1.0,
+            )
+
+
+def _verified(llm: "LLM") -> tuple[int, int]:
+    """Drafts that were verified since the start, and their tokens that were right, once the node has told of its last
+    step: nothing changes for a second. Raises TimeoutError where it goes on changing."""
+    from afserve.member import attention_node
+
+    told, since, deadline = (-1, -1), time.monotonic(), time.monotonic() + _TOLD_WITHIN
+    while time.monotonic() - since < 1:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the node's counts still change {_TOLD_WITHIN} s after its last request")
+        member = llm.run.controller.members.last_at(attention_node(0))
+        assert member is not None and member.stats is not None, "it serves"
+        now = member.stats.drafts.verified, member.stats.drafts.accepted
+        if now != told:
+            told, since = now, time.monotonic()
+        time.sleep(0.05)
+    return told
+
+
 def middle(runs: Iterable[Measured]) -> Measured:
     """Medians of the same batch of the same layout; the range of its rates."""
     found = list(runs)
@@ -136,4 +209,5 @@ def middle(runs: Iterable[Measured]) -> Measured:
         tok_s=median(rates),
         low=min(rates),
         high=max(rates),
+        yielded=median(run.yielded for run in found),
     )

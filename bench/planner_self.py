@@ -2,12 +2,14 @@
 
     python -m bench.planner_self --model DIR --record FILE --rounds 2      measures two rounds, appends them, judges all
     python -m bench.planner_self --model DIR --record FILE [--save]        judges what is there
+    python -m bench.planner_self --model nano --draft mtp:1,mtp:3 --record OTHER --rounds 2     colocated, with drafts
 
 Layouts are colocated, AFD, and AFD with prompts on a node of their own, which hands their KV over and is idle while
 the batch decodes. Each is typed as `afserve plan` arguments, with a calibration as --engine, and judged on the printed
 JSON. Nothing is fitted to the measured runs. A calibration serves a few batches itself: colocated, with one node of
 each kind, and with a process more than cores of either kind. Prompts apart are in no calibration, and neither are the
-contexts of the runs and 8, 32 and 64 requests. The rate is that of the steady state, while the whole batch decodes;
+contexts of the runs and 8, 32 and 64 requests. Drafts are in no calibration either: a plan with drafts is told how many
+tokens a step yielded, and says how long it takes. The rate is that of the steady state, while the whole batch decodes;
 TPOT is what a client saw, median over requests. Calibrations and runs take turns (`planner_rounds.py`): all rows of
 equal threads are one calibration, and runs count by their medians. The threads of a run are taken.
 """
@@ -39,6 +41,10 @@ def typed(model: str, calibration: Path, cores: int, run: Measured) -> list[str]
         f"--model {model} --pool cpu-host={run.attention + run.experts + run.prefill} --precision bf16 --skew 0 "
         f"{lengths} --concurrency {run.batch} --micro-batches {run.micro_batches} --engine {calibration}"
     )
+    if run.draft != "off":
+        most = int(run.draft.partition(":")[2])
+        lengths = ",".join(f"{min(run.yielded, count + 1):g}" for count in range(1, most + 1))
+        line = f"{line} --draft {run.draft} --acceptance {lengths}"
     if not run.experts:
         return f"{line} --kind colocated --devices 1".split()
     nodes = f"--attention-devices {run.attention} --expert-devices {run.experts}"
@@ -61,6 +67,8 @@ def judged(answer: Mapping[str, object], run: Measured) -> Row:
     layout = f"{run.attention}x{run.experts}" if run.experts else "colocated"
     if run.prefill:
         layout = f"prefill {run.prefill}, decode {layout}"
+    if run.draft != "off":
+        layout = f"{layout}, {run.draft}"
     return {
         "claim": "afserve on this CPU",
         "case": f"{layout}, m {run.micro_batches}, batch {run.batch}",
@@ -73,7 +81,9 @@ def judged(answer: Mapping[str, object], run: Measured) -> Row:
 
 
 def kind(row: Mapping[str, object]) -> str:
-    """Of a judged row: colocated, AFD, or AFD with prompts apart."""
+    """Of a judged row: colocated, AFD, AFD with prompts apart, or drafts."""
+    if row.get("draft", "off") != "off":
+        return "drafts"
     if row.get("prefill"):
         return "prompts apart"
     return "AFD" if row["experts"] else "colocated"
@@ -115,12 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", default="1,8,32,64", help="requests at a time, comma-separated")
     parser.add_argument("--output-len", type=int, default=96)
     parser.add_argument("--micro-batches", type=int, default=2, help="of the disaggregated layouts")
+    parser.add_argument("--draft", default="", help="colocated with each of these METHOD:N, comma-separated")
     parser.add_argument("--save", action="store_true", help="keep the judged rows in bench/results")
     given = parser.parse_args(arguments)
     if given.rounds:
         batches = tuple(int(batch) for batch in given.batch.split(","))
         case = Case(given.model, batches, PROMPT, given.output_len, 1)
-        append_rounds(given.record, given.rounds, case, given.micro_batches, cores(), SHORT)
+        drafts = tuple(filter(None, given.draft.split(",")))
+        append_rounds(given.record, given.rounds, case, given.micro_batches, cores(), SHORT, drafts)
     record = read_record(given.record)
     print(f"{'':<34}{'TPOT ms':>10}{'planned':>10}{'error':>9}{'tok/s':>10}{'planned':>10}{'error':>9}")
     rows = judged_all(given.model, record, cores())
@@ -134,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.save:
         known = {"model": Path(given.model).name, "rounds": len(record.rounds), **origin()}
         path = RESULTS / "planner_self.jsonl"
-        path.write_text("".join(json.dumps(row | known) + "\n" for row in [*rows, *totals]))
+        kept = [line for line in path.read_text().splitlines() if json.loads(line)["model"] != known["model"]]
+        found = [json.dumps(row | known) for row in [*rows, *totals]]
+        path.write_text("".join(line + "\n" for line in [*kept, *found]))
 
 
 if __name__ == "__main__":

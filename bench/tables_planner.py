@@ -20,9 +20,12 @@ def published() -> str:
 
 
 def itself() -> str:
-    found = newest([r for r in rows("planner_self") if "tpot_ms" in r], "case")
-    if not found:
-        return ""
+    measured = newest([r for r in rows("planner_self") if "tpot_ms" in r], "model", "case")
+    models = dict.fromkeys(r["model"] for r in measured)
+    return "\n\n".join(_of_model([r for r in measured if r["model"] == model]) for model in models)
+
+
+def _of_model(found: list[dict]) -> str:
     lines = [
         [
             r["case"],
@@ -30,6 +33,7 @@ def itself() -> str:
             f"{r['predicted_tpot_ms']:.1f}",
             f"{r['tpot_error']:+.0%}",
             f"{r['tok_s_error']:+.0%}",
+            f"{r['low']:,.0f} to {r['high']:,.0f}",
         ]
         for r in found
     ]
@@ -38,8 +42,10 @@ def itself() -> str:
         mine = [r for r in found if kind(r) == one]
         errors = (statistics.median(abs(r[key]) for r in mine) for key in ("tpot_error", "tok_s_error"))
         kinds.append("{} TPOT {:.1%}, throughput {:.1%}".format(one, *errors))
+    apart = statistics.median((r["high"] - r["low"]) / 2 / r["tok_s"] for r in found)
     return (
         f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {where(found[-1])}); {found[-1]['rounds']} rounds of a short "
-        f"calibration and of runs, medians: `python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %).\n\n"
-        + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s"], lines)
+        f"calibration and of runs, medians: `python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %). "
+        f"Rates of the same run differ by {apart:.0%} to either side between rounds, in the median.\n\n"
+        + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s", "tok/s by round"], lines)
     )

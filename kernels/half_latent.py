@@ -6,6 +6,7 @@ It knows no backend. Shapes as in `latent.py`, T tokens.
 import torch
 from torch import Tensor
 
+from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.half import join_half, opened
 from afserve.kernels.indexer import INDEX_EPS, Indexer, as_rows, chosen_batch
 from afserve.kernels.latent import BoundMla
@@ -73,7 +74,7 @@ def _choose(
 
     key_TI = ops.layer_norm(ops.linear(normed_TH, indexer.keys), indexer.norm_I, indexer.bias_I, INDEX_EPS)
     ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, indexer.dim)
-    if batch.max_context <= indexer.top:
+    if batch.max_context <= indexer.top and not is_eight(index_NBI.dtype):
         return None
     own = indexer.own
     if own is not None:

@@ -97,10 +97,11 @@ void attend_with(Engine& engine, const Attention<E>& a, const Batch& batch) {
 template <class E>
 void attend(Engine& engine, const Attention<E>& a, const Batch& batch) {
   if (!(a.scale > 0)) throw std::invalid_argument("scale: " + std::to_string(a.scale) + " is not above 0");
-  // Rows of 8 bits become tiles where blocks and heads are whole ones; latents, whose keys are values too, do not.
-  bool apart = a.keys.data != a.values.data;
+  // Rows of 8 bits become tiles, or are multiplied as they lie, where blocks and heads are whole ones; latents, whose keys are
+  // values too, are only multiplied.
   bool sixteens = a.block_size % TILE_TOKENS == 0 && a.keys.size % 16 == 0 && a.values.size % 16 == 0;
-  if (a.keys.layout == Layout::rows && !(a.keys.bits != Bits::whole && apart && sixteens))
+  bool eight = a.keys.bits != Bits::whole && sixteens && !a.alone && (!a.latent() || TilesWorker<E>::takes_codes(*engine.isa, a));
+  if (a.keys.layout == Layout::rows && !eight)
     attend_with<RowsWorker<E>>(engine, a, batch);
   else
     attend_with<TilesWorker<E>>(engine, a, batch);

@@ -51,6 +51,9 @@ struct Attention {
   int window;  // 0: all of the context
   E* out;      // (tokens, heads, values.size)
   const float* sinks = nullptr;  // by head: a logit that takes weight and gives no value; null without
+  bool alone = false;  // rows have the bits that they have as blocks of one
+
+  bool latent() const { return keys.data == values.data; }  // whose first numbers are the values
 
   // What a row's weights add up to, relative to e^top, where those of keys are `total`.
   float with_sink(float total, int head, float top) const { return sinks ? total + std::exp(sinks[head] - top) : total; }

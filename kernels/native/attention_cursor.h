@@ -52,7 +52,7 @@ class Cursor {
                         ? a_.keys.past(keys_, past_ * a_.keys.group_stride)
                         : a_.values.past(values_, (past_ - task_->groups) * a_.values.group_stride);
     bool skipped = in_run_ && !runs && task_->groups == a_.groups;
-    if (++past_ == 2 * task_->groups) step();
+    if (++past_ == (a_.latent() ? 1 : 2) * task_->groups) step();
     return skipped ? nullptr : tile;
   }
 

@@ -78,7 +78,7 @@ class TilesWorker {
     bool eight = a.keys.bits != Bits::whole && !takes_codes(isa, a);
     bool far = eight && size_t(MOST_TILES) * TILE_TOKENS * a.keys.size * sizeof(E) > NEAR_BYTES;
     int most = far ? PANEL : MOST_TILES * TILE_TOKENS;
-    int rise = in_place && one_tile_pays(a) ? TILE_TOKENS : most;
+    int rise = in_place && one_tile_pays(a) && !takes_codes(isa, a) ? TILE_TOKENS : most;
     int window = rows > a.heads / a.groups ? most : rise;
     int wide = eight ? window * std::max(a.keys.size, a.values.size) : 0;
     return {rows, together, ceil_div(a.keys.size, BLOCK), ceil_div(a.values.size, PANEL), a.values.size, window, rise, wide};
@@ -86,7 +86,8 @@ class TilesWorker {
 
   // Whether codes are multiplied where they lie, and no tiles are made of them.
   static bool takes_codes(const Isa& isa, const Attention<E>& a) {
-    return sizeof(E) == sizeof(bf16) && a.keys.bits == Bits::int8 && isa.score_codes && a.keys.size % isa.code_block == 0 && a.values.size % isa.code_block == 0;
+    return sizeof(E) == sizeof(bf16) && a.keys.bits == Bits::int8 && isa.score_codes && a.keys.size <= MOST_CODES &&
+           a.keys.size % isa.code_block == 0 && a.values.size % isa.code_block == 0;
   }
 
   TilesWorker(const Isa& isa, const Attention<E>& a, const Batch& batch, const Space& space)
@@ -230,7 +231,7 @@ class TilesWorker {
     for (int t = 0; t < tiles_; t++) {
       tile_[t] = cache.past(tile[t], group * cache.group_stride);
       if (codes_) {
-        ask_for(t);
+        if (!a_.latent() || &cache == &a_.keys) ask_for(t);
       } else if (eight_) {
         widen(cache, t);
       } else if (one_by_one_) {
@@ -295,8 +296,10 @@ class TilesWorker {
     scale_scores(s, scales_of(group));
   }
 
+  // The second of a token's scales is that of its value, or of what a latent has behind it.
   void score_codes(const Space& s, const float* scale) {
-    isa_.score_codes(code_queries(s), codes(0), tiles_, a_.keys.token_stride, a_.keys.size, scale, s.scores, std::min(window_, PANEL),
+    const CodeScales each{a_.latent() ? a_.values.size : a_.keys.size, scale, scale + window_};
+    isa_.score_codes(code_queries(s), codes(0), tiles_, a_.keys.token_stride, a_.keys.size, each, s.scores, std::min(window_, PANEL),
                      size_t(padded_) * PANEL);
   }
 
@@ -337,7 +340,7 @@ class TilesWorker {
   }
 
   void add_tiles(const Space& s, int group, int first, int tiles) {
-    if (codes_) return add_codes(s, scales_of(group) + window_, first, tiles);
+    if (codes_) return add_codes(s, scales_of(group) + (a_.latent() ? 0 : window_), first, tiles);
     if (eight_) scale_weights(s, scales_of(group) + window_, first * TILE_TOKENS, tiles * TILE_TOKENS);
     for (int p = 0; p < s.panels; p++)
       loops_.add_values(s.weights + first * TILE_TOKENS, s.window, rows_, tile_ + first, next_ + first, tiles, p * PANEL,

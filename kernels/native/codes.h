@@ -8,15 +8,22 @@
 
 #include "element.h"
 
-constexpr float MOST_WHOLE = 32767.0f;
+constexpr float MOST_WHOLE = 127 * 256 + 127;  // of which high and low bytes are numbers with a sign
+constexpr int MOST_CODES = 1024;  // of a row of keys
 constexpr float MOST_SUM = 2147483647.0f / 127.0f;  // of the whole numbers that codes are multiplied by
 
-// Rows of queries as an instruction set takes them, 2 bytes for each number. VPDPWSSD: of each four codes the pairs (first,
-// third) and (second, fourth), row by row. AMX: codes_amx.h.
+// Rows of queries as an instruction set takes them, 2 bytes for each number. VPDPBUSD: of each row the high bytes, then the low
+// ones, both with a sign. AMX: codes_amx.h.
 struct CodeQueries {
-  int32_t* word;  // [size / 4][2][rows]; of AMX, [rows / 16][size / 64][2][16][16]
+  int32_t* word;  // [rows][2][size / 4]; of AMX, [rows / 16][size / 64][2][16][16]
   float* scale;   // by row, of as many as are padded; NaN where a number is not finite
   int rows;
+};
+
+// What codes of a tile's sixteen tokens stand for, by token: the first `count` of a row of keys, and those behind them.
+struct CodeScales {
+  int count;
+  const float *first, *others;
 };
 
 // What makes a row's numbers whole ones, of which sums of products with codes fit into 32 bits; `scale` is what one of these is

@@ -109,16 +109,6 @@ void widen_values_vbmi(const void* rows, size_t stride, int size, Bits bits, bf1
   if (value_width(size) != 4) return widen_values(rows, stride, size, bits, tile);
   bits == Bits::int8 ? values_of<Bits::int8>(code, stride, size, tile) : values_of<Bits::fp8>(code, stride, size, tile);
 }
-
-// Columns first .. first + 63 of so many tiles of int8 values as a panel (gemm_amx.h) of as many inputs, and zeros up to 32.
-void panel_of_codes(const uint8_t* const* code, int tiles, size_t stride, int first, bf16* panel) {
-  const LookUp<Bits::int8> look_up;
-  for (int t = 0; t < tiles; t++) {
-    bf16* line = panel + t / 2 * PANEL_BLOCK + t % 2 * (TILE / 2);
-    for (int i = 0; i < TILE_TOKENS; i += 2, line += 32) lines_of(look_up, code[t] + first + i * stride, stride, line, TILE);
-  }
-  for (int i = 0; tiles % 2 && i < 4; i++) memset(panel + tiles / 2 * PANEL_BLOCK + i * TILE + TILE / 2, 0, TILE / 2 * sizeof(bf16));
-}
 #ifdef __clang__
 #pragma clang attribute pop
 #endif

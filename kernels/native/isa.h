@@ -187,17 +187,17 @@ struct Isa {
   void (*to_ggml)(const bf16* x, int size, const ByteRows& to, int row);
   void (*gemm_ggml)(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next);
   // Products with codes of int8 where they lie (codes.h), all null where making tiles of them is faster.
-  // A row of queries as whole numbers; its scores of each tile's sixteen tokens, whose scales are given, score[r * row + token],
-  // `step` to those of the next 64 tokens; and sum[rows][64], `panel_step` to the next 64 columns, += weights[rows][16 * tiles],
+  // A row of queries as whole numbers; its scores of each tile's sixteen tokens, whose scales are given for the first tile,
+  // score[r * row + token], `step` to those of the next 64 tokens; and sum[rows][64], `panel_step` to the next 64 columns, += weights[rows][16 * tiles],
   // which may be written, times the tokens' scales and values of `size` columns.
   void (*to_codes)(const bf16* q, int size, int row, const CodeQueries& to);
-  void (*score_codes)(const CodeQueries& q, const uint8_t* const* code, int tiles, size_t stride, int size, const float* scale,
+  void (*score_codes)(const CodeQueries& q, const uint8_t* const* code, int tiles, size_t stride, int size, const CodeScales& scale,
                       float* score, size_t row, size_t step);
   void (*add_codes)(bf16* weights, size_t stride, int rows, const uint8_t* const* code, int tiles, size_t code_stride, int size,
                     const float* scale, float* sum, size_t panel_step);
   // Where products with tiles are in place: up to so many rows of queries lie word by word, and more as gemm's.
   int word_rows;
-  int code_block = 4;  // sizes of keys and values that the two take are multiples of it
+  int code_block = 16;  // sizes of keys' parts and of values that the two take are multiples of it
   // Blocks of a compact panel (compact.h) that are expanded at a time for more than 32 rows, at most MOST_EXPANDED: few
   // stay in the nearest cache; with many, sums leave registers seldom.
   int expand_blocks = 4;

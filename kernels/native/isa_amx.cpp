@@ -27,11 +27,11 @@ const Isa* amx_isa() {
     made.int4_fast = int4_amx;
     made.to_bytes = row_to_bytes;
     made.gemm_bytes = gemm_bytes_tiles;
-    if (__builtin_cpu_supports("avx512vbmi")) {
-      made.b.widen_keys = widen_keys_vbmi, made.b.widen_values = widen_values_vbmi;
+    if (__builtin_cpu_supports("avx512vbmi")) made.b.widen_keys = widen_keys_vbmi, made.b.widen_values = widen_values_vbmi;
+    if (__builtin_cpu_supports("avx512vnni")) {
+      made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_tiles;
       made.to_codes = to_codes_amx, made.score_codes = score_codes_amx, made.add_codes = add_codes_amx, made.code_block = CODE_BLOCK;
     }
-    if (__builtin_cpu_supports("avx512vnni")) made.to_ggml = to_ggml_vnni, made.gemm_ggml = gemm_ggml_tiles;
     return made;
   }();
   return &isa;

@@ -22,7 +22,7 @@ void gemm_words_vnni(const ByteRows&, int, const Int4Panel&, float*, Next);
 void to_ggml_vnni(const bf16*, int, const ByteRows&, int);  // ggml_vnni.cpp
 void gemm_ggml_vnni(const ByteRows&, int, const GgmlPanel&, float*, Next);
 void to_codes_vnni(const bf16*, int, int, const CodeQueries&);  // codes_vnni.cpp
-void score_codes_vnni(const CodeQueries&, const uint8_t* const*, int, size_t, int, const float*, float*, size_t, size_t);
+void score_codes_vnni(const CodeQueries&, const uint8_t* const*, int, size_t, int, const CodeScales&, float*, size_t, size_t);
 void add_codes_vnni(bf16*, size_t, int, const uint8_t* const*, int, size_t, int, const float*, float*, size_t);
 void widen_keys_vbmi(const void*, size_t, int, Bits, bf16*);  // codes_vbmi.cpp
 void widen_values_vbmi(const void*, size_t, int, Bits, bf16*);

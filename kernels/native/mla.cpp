@@ -65,7 +65,8 @@ void MlaLayer::look(Engine& engine, const MlaCall<E>& call, const Batch& batch, 
   Cache<E> keys{c.data, c.block_stride, c.group_stride, c.token_stride, int(row), c.layout, c.bits}, values = keys;
   values.size = s.rank;
   Attention<E> attention{q, heads * row, row, s.heads, 1, keys, values, c.blocks, c.block_size, s.scale, 0, seen};
-  if (!call.slot || !(weights_.index.queries || s.reuses)) return attend(engine, attention, batch);
+  attention.alone = weights_.index.queries || s.reuses;
+  if (!call.slot || !attention.alone) return attend(engine, attention, batch);
   // Each token is a sequence of its own, over the cache as blocks of one row: a slot is a block.
   attention.keys.block_stride = attention.values.block_stride = c.token_stride;
   attention.blocks = c.blocks * c.block_size, attention.block_size = 1;

@@ -15,30 +15,35 @@ Array = NDArray[np.float64]
 
 
 def best_batches(
-    family: PlanFamily, setting: Setting, targets: Targets, cost: Array | None = None, running: int = 0
-) -> tuple[PlanFamily, Array, Array]:
-    """(the feasible layouts, their largest batch, the memory limit there). Empty when nothing is feasible.
+    family: PlanFamily,
+    setting: Setting,
+    targets: Targets,
+    cost: Array | None = None,
+    running: int = 0,
+) -> "Cells":
+    """The feasible layouts at their largest batch; no layouts when nothing is feasible.
 
-    With a `cost` per layout only those that may still have the least cost per token are carried to the end: for any
-    batch up to `high`, throughput is at most that of `high` requests at the TPOT of `low`.
+    With a `cost` per layout only those that may still have the least cost per token, of layouts with as many instances
+    that decode, are carried to the end: for any batch up to `high`, throughput is at most that of `high` requests at
+    the TPOT of `low`.
     """
     limit = family.batch_limit(setting, running)
-    cells = _Cells(family, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
+    cells = Cells(family, limit, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
     if not len(cells.low):
-        return cells.family, cells.low, cells.limit
+        return cells
     stages, fine = _try(cells, setting, targets, np.ones_like(cells.low))
-    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot).keep(fine)
+    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot, prefill=stages.prefill).keep(fine)
     high = cells.limit.copy()
     while (cells.low < high).any():
         cells, high = _narrowed(cells, setting, targets, high)
         if cost is not None:
-            alive = cells.least(high) <= cells.least(cells.low).min() * (1 + 1e-12)
+            alive = cells.least(high) <= cells.least_found() * (1 + 1e-12)
             if alive.mean() < _WORTH_DROPPING:
                 cells, high = cells.keep(alive), high[alive]
-    return cells.family, cells.low, cells.limit
+    return cells
 
 
-def _narrowed(cells: "_Cells", setting: Setting, targets: Targets, high: Array) -> tuple["_Cells", Array]:
+def _narrowed(cells: "Cells", setting: Setting, targets: Targets, high: Array) -> tuple["Cells", Array]:
     """The same cells and the most that may do, after as many batches (B) of each layout (L) were tried at once as take
     hardly longer than one: calls cost more than sums over few layouts."""
     count = min(max(_AT_ONCE // len(high), 1), 15)
@@ -53,8 +58,15 @@ def _narrowed(cells: "_Cells", setting: Setting, targets: Targets, high: Array) 
     high = np.where(fine_L == count, high, np.maximum(beyond - 1, cells.low))
     last = np.maximum(fine_L - 1, 0), at_L
     better = fine_L > 0
-    low, tpot = np.where(better, batch_BL[last], cells.low), np.where(better, stages.tpot[last], cells.tpot)
-    return replace(cells, low=low, tpot=tpot), high
+    low, tpot, prefill = (
+        np.where(better, found[last], before)
+        for found, before in (
+            (batch_BL, cells.low),
+            (stages.tpot, cells.tpot),
+            (stages.prefill, cells.prefill),
+        )
+    )
+    return replace(cells, low=low, tpot=tpot, prefill=prefill), high
 
 
 _AT_ONCE = 512
@@ -62,26 +74,38 @@ _WORTH_DROPPING = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
-    """Layouts under search: the largest batch known to meet the targets, its TPOT, the memory limit, the cost."""
+class Cells:
+    """Layouts under search: the largest batch known to meet the targets, its TPOT and the devices that read its
+    prompts, the memory limit, the cost."""
 
     family: PlanFamily
     low: Array
     tpot: Array
+    prefill: Array
     limit: Array
     cost: Array
 
-    def keep(self, which: NDArray[np.bool_]) -> "_Cells":
-        return _Cells(
-            self.family.subset(which), self.low[which], self.tpot[which], self.limit[which], self.cost[which]
-        )
+    def keep(self, which: NDArray[np.bool_]) -> "Cells":
+        numbers = (self.low, self.tpot, self.prefill, self.limit, self.cost)
+        return Cells(self.family.subset(which), *(each[which] for each in numbers))
+
+    def least_found(self) -> Array | float:
+        """The least cost per token that is known, of layouts with as many instances that decode."""
+        found, counts = self.least(self.low), self.family.decoders
+        if isinstance(counts, int):
+            return float(found.min())
+        table = np.full(int(counts.max()) + 1, np.inf)
+        at = counts.astype(np.int64)
+        np.minimum.at(table, at, found)
+        return np.asarray(table[at])
 
     def least(self, batch: Array) -> Array:
         """The cost per token that `batch` requests at the present TPOT would have."""
-        return np.asarray(self.cost * self.tpot / (self.family.ranks * batch))
+        at_once = self.family.ranks * self.family.micro_batches * self.family.decoders * batch
+        return np.asarray(self.cost * self.tpot / at_once)
 
 
-def _try(cells: _Cells, setting: Setting, targets: Targets, batch: Array) -> tuple[Stages, NDArray[np.bool_]]:
+def _try(cells: Cells, setting: Setting, targets: Targets, batch: Array) -> tuple[Stages, NDArray[np.bool_]]:
     family, stages = cells.family, cells.family.stages(setting, batch)
     keeps_up = (stages.prefill_share < 0.95) | (setting.concurrency > 0)
     fine = (stages.tpot <= targets.tpot) & keeps_up & (stages.first_token <= targets.ttft)

@@ -110,9 +110,14 @@ def why_none(question: Question, kind: str) -> str:
     if not any(
         len(f.ranks) for f in families(list(question.pools), question.micro_batches, (kind,), question.layout)
     ):
+        given = _typed(question)
+        if given:
+            return f"{_pools(question)} make no {name} deployment with {given}"
         return f"an {name} deployment takes two devices at least, and {_pools(question)} is offered"
     if not _anything_fits(one):
-        return f"no {name} deployment fits the memory of {_pools(question)}"
+        free = replace(one, layout=replace(ANY, running=question.layout.running))
+        given = f" with {_typed(question)}" if _typed(question) and _anything_fits(free) else ""
+        return f"no {name} deployment fits the memory of {_pools(question)}{given}"
     if answer(replace(one, targets=Targets(), tokens_per_second=0.0)).best() is None:
         return f"prompts would take more than 95 % of the time of every {name} deployment"
     return f"no {name} deployment meets the targets{' at that rate' * bool(question.tokens_per_second)}"
@@ -143,13 +148,15 @@ def _anything_fits(question: Question) -> bool:
 
 def _memory_words(question: Question) -> str:
     shape, precision = question.setting.held, question.setting.precision
-    copies = question.setting.routing.copies
-    experts = shape.expert_elems * PRECISIONS[precision.experts] * copies
+    copies, spare = question.setting.routing.copies, question.setting.routing.redundant
+    slots = question.setting.routing.slots(shape.experts.experts) / max(shape.experts.experts, 1)
+    experts = shape.expert_elems * PRECISIONS[precision.experts] * slots
     kept = precision.experts if copies == 1 else f"{precision.experts}, {copies} copies"
+    kept += f", --redundant {spare}" if spare else ""
     attention = shape.attention_elems * PRECISIONS[precision.attention]
     cache = cache_bytes(shape, precision, question.setting.workload.context_mean)
     usable = max(question.setting_for(kind).engine.memory for kind in question.kinds)
-    have = sum(pool.count * pool.chip.memory * usable for pool in question.pools)
+    whole = sum(pool.count * pool.chip.memory for pool in question.pools)
     parallel = question.layout.tensor_parallel
     each = (
         f", {attention / parallel / _GIB:,.1f} GiB on each device of a rank of {parallel}"
@@ -159,23 +166,29 @@ def _memory_words(question: Question) -> str:
     return (
         f"{shape.name} does not fit {_pools(question)}: expert weights {experts / _GIB:,.0f} GiB "
         f"({kept}), attention weights {attention / _GIB:,.0f} GiB per rank ({precision.attention}{each}) and "
-        f"{cache / _GIB:.2f} GiB of cache per request against {have / _GIB:,.0f} GiB usable. "
+        f"{cache / _GIB:.2f} GiB of cache per request against {whole * usable / _GIB:,.0f} GiB usable, {usable:.0%} of "
+        f"{whole / _GIB:,.0f} (`memory_gb` of the hardware's file). "
         f"{_enough(question)}"
     )
 
 
 def _layout_words(question: Question) -> str:
-    layout, shape, precision = question.layout, question.setting.held, question.setting.precision
-    names = ("attention_devices", "expert_devices", "devices", "tensor_parallel")
-    typed = [f"--{name.replace('_', '-')} {getattr(layout, name)}" for name in names if getattr(layout, name)]
-    typed += ["--expert-slices"] * layout.slices
+    shape, precision = question.setting.held, question.setting.precision
     experts = shape.expert_elems * PRECISIONS[precision.experts] * question.setting.routing.copies
     attention = shape.attention_elems * PRECISIONS[precision.attention]
     return (
-        f"{shape.name} does not fit {_pools(question)} with {' '.join(typed)}: experts have {experts / _GIB:,.0f} GiB "
+        f"{shape.name} does not fit {_pools(question)} with {_typed(question)}: experts have {experts / _GIB:,.0f} GiB "
         f"({precision.experts}), each attention rank {attention / _GIB:,.0f} GiB ({precision.attention}) and its "
         "cache, and devices must fill whole ranks. Without these flags it fits: give more devices or drop them"
     )
+
+
+def _typed(question: Question) -> str:
+    """The flags that give a part of the layout, as they are typed."""
+    names = ("attention_devices", "expert_devices", "devices", "tensor_parallel")
+    layout = question.layout
+    typed = [f"--{name.replace('_', '-')} {getattr(layout, name)}" for name in names if getattr(layout, name)]
+    return " ".join(typed + ["--expert-slices"] * layout.slices)
 
 
 def _enough(question: Question) -> str:
@@ -195,7 +208,8 @@ def _enough(question: Question) -> str:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return f"It takes at least {high} {chip.name}; offer more devices or a narrower precision"
+    spare = ", fewer spare slots (--redundant)" if question.setting.routing.redundant else ""
+    return f"It takes at least {high} {chip.name}; offer more devices{spare} or a narrower precision"
 
 
 def _pools(question: Question) -> str:

@@ -150,12 +150,12 @@ def plan_of(
 ) -> Plan:
     """The plan of layout `index` of `family` at `batch`; `limited_by` as in Plan. places: requests for which there is
     room, where fewer decode because readers bring no more."""
-    only = np.arange(len(family.ranks)) == index
-    one = family.subset(only)
+    family = one = family.subset(np.arange(len(family.ranks)) == index)
+    decoders = int(np.max(family.decoders))
     stages = one.stages(setting, np.array([batch]))
     alone = stages if stages.prompt_parts[0] == 1 else one.stages(setting.never_split, np.array([batch]))
     ranks, experts = int(one.ranks[0]), int(one.expert_devices[0])
-    attention_devices = ranks * family.tensor_parallel * family.decoders
+    attention_devices = ranks * family.tensor_parallel * decoders
     times = StageTimes(
         attention=float(stages.attention[0]),
         experts=float(stages.experts[0]),
@@ -167,7 +167,7 @@ def plan_of(
     busiest, bound = _binding(one, setting, times, batch)
     tpot = float(stages.tpot[0])
     ttft = _first_token(one, setting, stages, places)
-    tok_s = _rate(setting, ranks * batch * family.micro_batches * family.decoders, tpot, ttft)
+    tok_s = _rate(setting, ranks * batch * family.micro_batches * decoders, tpot, ttft)
     width = half_width(one, decoding_setting(one, setting), times, core, batch)
     expert_chip = family.experts if family.kind == "afd" else family.attention
     here = experts or ranks * family.tensor_parallel
@@ -208,7 +208,7 @@ def plan_of(
         prompt_alone=float(alone.first_token[0]),
         drafts=setting.drafts,
         asked=setting.concurrency,
-        decoders=family.decoders,
+        decoders=decoders,
         outside=tuple(words for words, _ in outside_of(one, setting)),
         closest=closest_row(one, decoding_setting(one, setting), batch),
     )

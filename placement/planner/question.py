@@ -4,20 +4,21 @@ Searches every family, ranks by the objective and keeps the best of each kind. `
 `infeasible.py` says what failed when nothing fits. Pure: values in, values out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afserve.placement.planner.batches import best_batches
-from afserve.placement.planner.one_machine import OneMachine, Processes
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.engine import Engine
-from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.plan import Plan, plan_of
+from afserve.placement.planner.score import cost_of, score_of
 from afserve.placement.planner.search import (
     ANY,
     BATCH_LIMIT,
@@ -28,6 +29,9 @@ from afserve.placement.planner.search import (
     Targets,
     families,
 )
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.one_machine import OneMachine
 
 Array = NDArray[np.float64]
 KINDS = ("colocated", "afd")
@@ -56,7 +60,7 @@ class Question:
     engines: tuple[tuple[str, Engine], ...] = ()
     others: tuple[tuple[str, Engine], ...] = ()
     prompts: tuple[str, ...] = (HERE,)
-    machine: OneMachine | None = None
+    machine: "OneMachine | None" = None
     draftable: tuple[Drafts, ...] = ()
 
     @property
@@ -99,15 +103,34 @@ class RankedPlans:
         return next((plan for plan in self.plans if kind in (None, plan.kind)), None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """The best layout of a family. score: lower is better; tpot: seconds; slow: too slow to be useful, where nobody
+    said how fast; build: its plan, which takes longer than finding it."""
+
+    score: float
+    tpot: float
+    slow: bool
+    build: Callable[[], Plan]
+
+    def ranked(self) -> tuple[tuple[bool, float, float], Plan]:
+        plan = self.build()
+        return (self.slow, self.score, plan.usd_per_mtok), plan
+
+
 @dataclass(frozen=True, slots=True)
 class KindPlans:
-    """What was found of one kind of deployment: (what it is sorted by, plan), and how many layouts were tried."""
+    """What was found of one kind of deployment, and how many layouts were tried."""
 
-    found: tuple[tuple[tuple[bool, float, float], Plan], ...]
+    found: tuple[Candidate, ...]
     tried: int
 
     def best(self) -> Plan | None:
-        return ranked([self]).best()
+        """Only plans as good as the best are built."""
+        least = min(((one.slow, one.score) for one in self.found), default=None)
+        return ranked(
+            [replace(self, found=tuple(c for c in self.found if (c.slow, c.score) == least))]
+        ).best()
 
 
 def answer(question: Question) -> RankedPlans:
@@ -118,13 +141,13 @@ def answer(question: Question) -> RankedPlans:
 def ranked(parts: Iterable[KindPlans]) -> RankedPlans:
     """The plans of several kinds together."""
     kept = tuple(parts)
-    found = sorted((one for part in kept for one in part.found), key=itemgetter(0))
+    found = sorted((one.ranked() for part in kept for one in part.found), key=itemgetter(0))
     return RankedPlans(tuple(plan for _, plan in found), sum(part.tried for part in kept))
 
 
 def plans_of_kind(question: Question, kind: str) -> KindPlans:
     """They depend on the engine of that kind, and on no other one."""
-    found: list[tuple[tuple[bool, float, float], Plan]] = []
+    found: list[Candidate] = []
     tried = 0
     found_all = families(
         list(question.pools), question.micro_batches, (kind,), question.layout, question.prompts
@@ -132,12 +155,10 @@ def plans_of_kind(question: Question, kind: str) -> KindPlans:
     for family in filter(question.runs, found_all):
         tried += len(family.ranks)
         best = _best_drafted(family, question)
-        if best is not None and question.machine is not None and kind == "afd":
-            best = _on_one_machine(question, question.machine, *best)
-        if best is not None:
-            score, plan = best
-            slow = question.floored and plan.tpot > USEFUL * (1 + 1e-9)
-            found.append(((slow, score, plan.usd_per_mtok), plan))
+        if question.machine is not None and kind == "afd":
+            machine = question.machine
+            best = [there for one in best if (there := _on_one_machine(question, machine, one)) is not None]
+        found += best
     return KindPlans(tuple(found), tried)
 
 
@@ -145,19 +166,26 @@ _FIRST_TRIED = (0, 1, 2, 4, 8)
 """Drafted tokens, then the neighbours of the best."""
 
 
-def _best_drafted(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
-    """With as many drafted tokens as score best, where those are not given. Of equals the fewest."""
+def _best_drafted(family: PlanFamily, question: Question) -> list[Candidate]:
+    """With as many drafted tokens as score best, where those are not given. Of equals the fewest. One of each count of
+    instances that decode."""
     if not question.draftable:
         return _best_of(family, question)
-    most, tried = len(question.draftable) - 1, dict[int, tuple[float, Plan] | None]()
+    found = (_drafted(one, question) for one in family.by_decoders())
+    return [best for best in found if best is not None]
+
+
+def _drafted(family: PlanFamily, question: Question) -> Candidate | None:
+    """Of a family with one count of instances that decode."""
+    most, tried = len(question.draftable) - 1, dict[int, Candidate | None]()
 
     def score(tokens: int) -> tuple[bool, float, int]:
         if tokens not in tried:
-            tried[tokens] = _best_of(family, question.with_drafts(question.draftable[tokens]))
+            tried[tokens] = next(
+                iter(_best_of(family, question.with_drafts(question.draftable[tokens]))), None
+            )
         found = tried[tokens]
-        if found is None:
-            return True, np.inf, tokens
-        return question.floored and found[1].tpot > USEFUL * (1 + 1e-9), found[0], tokens
+        return (True, np.inf, tokens) if found is None else (found.slow, found.score, tokens)
 
     best = min((tokens for tokens in _FIRST_TRIED if tokens <= most), key=score)
     low, high = (best + 1) // 2, 2 * best
@@ -165,53 +193,89 @@ def _best_drafted(family: PlanFamily, question: Question) -> tuple[float, Plan] 
     return tried[best]
 
 
-def _on_one_machine(
-    question: Question, machine: OneMachine, score: float, plan: Plan
-) -> tuple[float, Plan] | None:
+def _on_one_machine(question: Question, machine: "OneMachine", found: Candidate) -> Candidate | None:
     """The same layout as processes of one machine; None where it is too slow then. Scores are per token. First tokens
     are not told: prompts are not played."""
-    prefill, requests = question.setting.prefill, min(question.setting.concurrency, float(plan.requests))
+    from afserve.placement.planner.one_machine import Processes
+
+    plan, prefill = found.build(), question.setting.prefill
+    requests = min(question.setting.concurrency, float(plan.requests))
     idle = round(max(prefill.devices, 1) * prefill.workers) if prefill else 0
     nodes = Processes(plan.ranks, plan.experts.devices, plan.micro_batches, requests, idle)
     tpot = machine.tpot(nodes, question.setting.workload.context_mean)
     if tpot > question.targets.tpot:
         return None
-    return score * tpot / plan.tpot, replace(plan, tpot=tpot, tok_s=requests / tpot, decode_only=True)
+    there = replace(plan, tpot=tpot, tok_s=requests / tpot, decode_only=True)
+    return Candidate(found.score * tpot / plan.tpot, tpot, _slow(question, tpot), lambda: there)
 
 
-def _best_of(family: PlanFamily, question: Question) -> tuple[float, Plan] | None:
-    """Fast enough to be useful where nobody said how fast; where none is, the best without that floor."""
+def _slow(question: Question, tpot: float) -> bool:
+    return question.floored and tpot > USEFUL * (1 + 1e-9)
+
+
+def _best_of(family: PlanFamily, question: Question) -> list[Candidate]:
+    """Of each count of instances that decode the best: fast enough to be useful where nobody said how fast; where none
+    is, the best without that floor."""
     if not question.floored:
-        return _best_inside(family, question, question.targets, "SLO")
+        return list(_best_inside(family, question, question.targets, "SLO").values())
     floor = replace(question.targets, tpot=USEFUL)
-    useful = _best_inside(family, question, floor, "usefulness")
-    return useful or _best_inside(family, question, question.targets, "SLO")
+    found = _best_inside(family, question, floor, "usefulness")
+    for one in family.by_decoders():
+        if one.decoders not in found:
+            found |= _best_inside(one, question, question.targets, "SLO")
+    return [found[count] for count in sorted(found)]
 
 
 def _best_inside(
     family: PlanFamily, question: Question, targets: Targets, limit_name: str
-) -> tuple[float, Plan] | None:
+) -> dict[int, Candidate]:
+    """By the count of instances that decode, those that have one."""
     setting = question.setting_for(family.kind)
     capped = question.tokens_per_second or setting.concurrency
-    cost = None if capped else _cost(family, question.objective)
+    family = family.with_reads(setting)
+    cost = None if capped else cost_of(family, question.objective)
     soonest = question.objective == "latency" and not question.tokens_per_second  # one request at a time
     running = 1 if soonest else question.layout.running
-    kept, batch, limit = best_batches(family, setting, targets, cost, running)
+    cells = best_batches(family, setting, targets, cost, running)
+    kept, batch, limit = cells.family, cells.low, cells.limit
     if not len(batch):
-        return None
-    score, instances = _score(kept, question, setting, batch)
-    index = int(np.argmin(score))
-    if not np.isfinite(score[index]):
-        return None
-    best, most = float(batch[index]), float(limit[index])
-    limited_by = limit_name if best < most else _full(setting, kept, most, index)
-    if soonest:
-        limited_by = "objective"
-    elif best < most and not _read(kept, setting, index, best + 1):
+        return {}
+    score, instances = score_of(
+        cells, question.objective, setting.concurrency, question.tokens_per_second, question.pools
+    )
+    found = {}
+    for count in np.unique(kept.decoders):
+        mine = np.flatnonzero(np.broadcast_to(kept.decoders == count, batch.shape))
+        index = int(mine[np.argmin(score[mine])])
+        if np.isfinite(score[index]):
+            tpot = float(cells.tpot[index])
+            best = _Best(kept, index, float(batch[index]), float(limit[index]), int(instances[index]))
+            build = partial(_built, best, question, setting, "objective" if soonest else limit_name)
+            found[int(count)] = Candidate(float(score[index]), tpot, _slow(question, tpot), build)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Best:
+    """Layout `index` of a family at a batch, of `most` that there is room for."""
+
+    family: PlanFamily
+    index: int
+    batch: float
+    most: float
+    instances: int
+
+
+def _built(best: _Best, question: Question, setting: Setting, limit_name: str) -> Plan:
+    """`limit_name`: what keeps a batch below its limit, or `objective`."""
+    limited_by = limit_name
+    if limit_name != "objective" and best.batch >= best.most:
+        limited_by = _full(setting, best.family, best.most, best.index)
+    elif limit_name != "objective" and not _read(best.family, setting, best.index, best.batch + 1):
         limited_by = "readers"
-    places = most if limited_by == "readers" else best
-    plan = plan_of(kept, setting, index, best, places, limited_by)
-    return float(score[index]), replace(plan, instances=int(instances[index]))
+    places = best.most if limited_by == "readers" else best.batch
+    plan = plan_of(best.family, setting, best.index, best.batch, places, limited_by)
+    return replace(plan, instances=best.instances)
 
 
 def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
@@ -223,69 +287,11 @@ def _full(setting: Setting, family: PlanFamily, most: float, index: int) -> str:
 
 def _read(family: PlanFamily, setting: Setting, index: int, batch: float) -> bool:
     """Whether readers bring so many requests to decode in layout `index`."""
+    if setting.prefill is None or not setting.concurrency:
+        return True
     one = family.subset(np.arange(len(family.ranks)) == index)
     tpot = one.stages(setting, np.array([batch])).tpot
     return bool(one.decodes(setting, np.array([batch]), tpot)[0])
-
-
-def _cost(family: PlanFamily, objective: str) -> Array | None:
-    """What the objective counts per second of this layout; None when it does not count per token."""
-    attention, experts = family.decode_devices, family.expert_devices
-    if objective == "dollar":
-        return attention * family.attention.usd_per_hour + experts * family.experts.usd_per_hour
-    if objective == "device":
-        return np.asarray(attention + experts)
-    if objective == "watt":
-        return attention * family.attention.watts + experts * family.experts.watts
-    return None
-
-
-def _counted(chip: Hardware | None, objective: str) -> float:
-    """The same of one device."""
-    if chip is None:
-        return 0.0
-    return {"dollar": chip.usd_per_hour, "watt": chip.watts}.get(objective, 1.0)
-
-
-def _score(family: PlanFamily, question: Question, setting: Setting, batch: Array) -> tuple[Array, Array]:
-    """(lower is better, infinite where the pools do not reach the wanted rate; how many instances it takes)."""
-    stages = family.stages(setting, batch)
-    speed = family.ranks * batch * family.micro_batches * family.decoders / stages.tpot
-    speed = np.minimum(speed, (setting.concurrency or np.inf) / stages.tpot)
-    cost = _cost(family, question.objective)
-    if cost is not None:
-        score = (cost + stages.prefill * _counted(family.prefill, question.objective)) / speed
-    elif question.objective == "latency":
-        score = stages.tpot
-    elif question.objective == "speed":
-        score = 1 / speed
-    else:
-        score = family.decode_devices + family.expert_devices + stages.prefill
-    if not question.tokens_per_second:
-        return np.asarray(score), np.ones_like(speed)
-    instances = np.maximum(np.ceil(question.tokens_per_second / speed * (1 - 1e-9)), 1.0)
-    whole = (
-        score
-        * instances
-        * (speed if cost is not None else 1.0 if question.objective == "count" else 1 / instances)
-    )
-    held = _instances_held(family, question.pools, stages.prefill)
-    return np.asarray(np.where(instances <= held, whole, np.inf)), instances
-
-
-def _instances_held(family: PlanFamily, pools: tuple[DevicePool, ...], prefill: Array) -> Array:
-    """How many instances of each layout the pools hold."""
-    sides = [
-        (family.attention, family.ranks * family.tensor_parallel),
-        (family.experts, family.expert_devices),
-    ]
-    sides += [(family.prefill, prefill)] if family.prefill is not None else []
-    held = np.full_like(family.ranks, np.inf)
-    for pool in pools:
-        used = sum((devices for chip, devices in sides if chip.name == pool.chip.name), np.zeros_like(held))
-        if not pool.endless:
-            held = np.where(used > 0, np.minimum(held, pool.count // np.maximum(used, 1.0)), held)
-    return np.asarray(held)
 
 
 def pareto(question: Question, points: int = 12) -> Iterator[tuple[float, dict[str, list[Plan]]]]:

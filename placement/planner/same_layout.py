@@ -91,7 +91,8 @@ def tokens_per_second(question: Question, plan: Plan, targets: Targets, given: C
         BATCH_LIMIT * plan.devices,
         plan.decoders,
     )
-    kept, batch, _ = best_batches(family, given.setting, targets, running=question.layout.running)
+    found = best_batches(family, given.setting, targets, running=question.layout.running)
+    kept, batch = found.family, found.low
     if not len(batch):
         return None
     if plan.limited_by == "objective":

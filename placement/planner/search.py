@@ -14,13 +14,14 @@ from afserve.placement.planner.perf.first_token import readers_keep_up
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
 from afserve.placement.planner.perf.prefill import (
+    PrefillInstance,
     decoding_only,
-    expert_seconds_for_prompts,
+    ended,
     reader,
     with_reader,
 )
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import Stages, afd_stages, colocated_stages
+from afserve.placement.planner.perf.stages import Stages, afd_stages, colocated_stages, prompt_seconds
 
 Array = NDArray[np.float64]
 HERE, APART = "here", "apart"
@@ -68,11 +69,26 @@ class GivenLayout:
 ANY = GivenLayout()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What no batch changes of devices that only read prompts. one: an instance of them, None where none fits.
+    decoding: the setting of those that decode. experts: seconds that shared experts spend on a prompt of each rank."""
+
+    one: PrefillInstance | None
+    decoding: Setting
+    experts: Array
+
+    def subset(self, keep: NDArray[np.bool_]) -> "Reading":
+        return Reading(self.one and self.one.subset(keep), self.decoding, self.experts[keep])
+
+
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
     """One kind of deployment; `ranks` and `expert_devices` are flat arrays of layouts (0 experts: colocated). prefill:
     what reads prompts, of which `offered` devices are there for all roles; None where those that decode read them.
-    decoders: colocated instances that decode, of `ranks` each, whose prompts are read by the same devices."""
+    decoders: colocated instances that decode, of `ranks` each, whose prompts are read by the same devices; an array
+    where layouts of several counts are searched together, as families of their own. reads: what is known
+    of `prefill` where it was computed once for many batches (`with_reads`)."""
 
     kind: str
     attention: Hardware
@@ -83,7 +99,8 @@ class PlanFamily:
     expert_devices: Array
     prefill: Hardware | None = None
     offered: int = 0
-    decoders: int = 1
+    decoders: int | Array = 1
+    reads: "Reading | None" = None
 
     @property
     def decode_devices(self) -> Array:
@@ -93,17 +110,12 @@ class PlanFamily:
     def stages(self, setting: Setting, batch: Array) -> Stages:
         if self.prefill is None:
             return self._decoding(setting, batch)
-        afd, resident = self.kind == "afd", batch * self.micro_batches
-        found = reader(setting, self.prefill, self.experts if afd else None, self.expert_devices)
-        assert found is not None, "its batch limit is 0"
-        beside: Array | float = 0.0
-        if afd:
-            beside = expert_seconds_for_prompts(
-                setting, self.prefill, self.experts, self.ranks, self.expert_devices, resident
-            )
-        stages = self._decoding(decoding_only(setting), batch, beside)
+        reads, resident = self.reads or self._reading(setting), batch * self.micro_batches
+        assert reads.one is not None, "its batch limit is 0"
+        beside = ended(setting, resident) * reads.experts
+        stages = self._decoding(reads.decoding, batch, beside)
         return with_reader(
-            setting, stages, found, self.prefill, self.attention, self.ranks * resident * self.decoders
+            setting, stages, reads.one, self.prefill, self.attention, self.ranks * resident * self.decoders
         )
 
     def decodes(self, setting: Setting, batch: Array, tpot: Array) -> NDArray[np.bool_]:
@@ -139,17 +151,44 @@ class PlanFamily:
             other_work,
         )
 
+    def _reading(self, setting: Setting) -> "Reading":
+        assert self.prefill is not None, "somebody reads"
+        if self.kind == "colocated":
+            one = reader(setting, self.prefill, None, self.expert_devices)
+            return Reading(one, decoding_only(setting), np.zeros_like(self.ranks))
+        one = reader(setting, self.prefill, self.experts, self.expert_devices)
+        shared = prompt_seconds(setting, self.prefill, self.experts, 1, self.ranks, self.expert_devices)[1]
+        return Reading(one, decoding_only(setting), shared)
+
+    def with_reads(self, setting: Setting) -> "PlanFamily":
+        """The same, for many batches under this one setting."""
+        return self if self.prefill is None else replace(self, reads=self._reading(setting))
+
     def subset(self, keep: NDArray[np.bool_]) -> "PlanFamily":
-        return replace(self, ranks=self.ranks[keep], expert_devices=self.expert_devices[keep])
+        return replace(
+            self,
+            ranks=self.ranks[keep],
+            expert_devices=self.expert_devices[keep],
+            decoders=self.decoders if isinstance(self.decoders, int) else self.decoders[keep],
+            reads=self.reads and self.reads.subset(keep),
+        )
+
+    def by_decoders(self) -> "tuple[PlanFamily, ...]":
+        """A family for each count of instances that decode, in rising order."""
+        if isinstance(self.decoders, int):
+            return (self,)
+        counts = self.decoders
+        return tuple(
+            replace(self.subset(counts == count), decoders=int(count)) for count in np.unique(counts)
+        )
 
     def batch_limit(self, setting: Setting, running: int = 0) -> Array:
         """Requests per rank and micro-batch: no more than memory allows, than clients keep in flight, and than are
         `running` at once where that is configured. 0 where weights or copies do not fit."""
         most = self._room(setting)
         if self.prefill is not None:
-            afd = self.kind == "afd"
-            reads = reader(setting, self.prefill, self.experts if afd else None, self.expert_devices)
-            most = most * (reads is not None) * (self.left_for_prefill() >= 1)
+            reads = self.reads or self._reading(setting)
+            most = most * (reads.one is not None) * (self.left_for_prefill() >= 1)
         for asked in (setting.concurrency, float(running)):
             if asked:
                 most = np.minimum(most, np.ceil(asked / (self.ranks * self.micro_batches)))
@@ -196,11 +235,17 @@ def families(
             yield family
         for pool in pools if APART in prompts else ():
             apart = replace(family, prefill=pool.chip, offered=pool.count)
-            for decoders in DECODERS if family.kind == "colocated" and layout == ANY else (1,):
-                several = replace(apart, decoders=decoders)
-                several = several.subset(_held(several, pools))
-                if len(several.ranks):
-                    yield several
+            if family.kind == "colocated" and layout == ANY:
+                counts, several = np.array(DECODERS), len(DECODERS)
+                apart = replace(
+                    apart,
+                    ranks=np.tile(apart.ranks, several),
+                    expert_devices=np.tile(apart.expert_devices, several),
+                    decoders=np.repeat(counts, len(apart.ranks)),
+                )
+            apart = apart.subset(_held(apart, pools))
+            if len(apart.ranks):
+                yield apart
 
 
 def _held(family: PlanFamily, pools: list[DevicePool]) -> NDArray[np.bool_]:
@@ -276,11 +321,9 @@ def _layouts(
         return grid_ranks, grid_devices
     if not given and attention.count > GRID:
         few = _layouts(replace(attention, count=GRID), replace(experts, count=GRID), tensor_parallel, layout)
-        pairs = np.unique(
-            np.stack([np.concatenate(both) for both in zip((grid_ranks, grid_devices), few, strict=True)]),
-            axis=1,
-        )
-        grid_ranks, grid_devices = pairs
+        both = [np.concatenate(pair) for pair in zip((grid_ranks, grid_devices), few, strict=True)]
+        first = np.unique(both[0] * (attention.count + 1) + both[1], return_index=True)[1]
+        grid_ranks, grid_devices = (counts[first] for counts in both)
     total = grid_ranks * tensor_parallel + grid_devices
     keep = (total <= attention.count) & (given | _tidy(attention, total))
     return grid_ranks[keep], grid_devices[keep]

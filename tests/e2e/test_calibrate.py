@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
@@ -142,6 +143,7 @@ def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
         )
         for (prefill, attention, experts), batch in zip(LAYOUTS, cycle((1, 3, 8)))
     ]
+    measured.append(replace(measured[0], draft="mtp:2", yielded=2.5))
     record = Record({1: calibration.read_text().splitlines()}, [measured])
     rows = judged_all("nano", record, cores=2)
     assert len({row["case"] for row in rows}) == len(measured)
@@ -149,7 +151,9 @@ def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
         planned = float(str(row["predicted_tpot_ms"]))
         assert 0 < planned < 60_000
         assert float(str(row["tpot_error"])) == pytest.approx(planned / 5.0 - 1, abs=1e-3)
-    assert [row["case"] for row in summaries(rows)][-1] == f"median of {len(rows)}"
+    plain, drafted = rows[0], rows[-1]
+    assert float(str(drafted["predicted_tpot_ms"])) < float(str(plain["predicted_tpot_ms"]))
+    assert [row["case"] for row in summaries(rows)][-2:] == ["drafts, median of 1", f"median of {len(rows)}"]
 
 
 @pytest.mark.process
@@ -161,6 +165,17 @@ def test_real_rounds_beside_their_predictions(tmp_path: Path, capsys: pytest.Cap
     found = read_record(record)
     assert len(found.rounds) == 2 and all(len(runs) == len(LAYOUTS) * 2 for runs in found.rounds)
     assert len(found.runs()) == len(LAYOUTS) * 2
+    append_rounds(
+        record_of_drafts := tmp_path / "drafts.jsonl",
+        1,
+        Case("nano", (3,), 16, 24, 1),
+        1,
+        1,
+        TINY,
+        ("mtp:1",),
+    )
+    off, drafted = read_record(record_of_drafts).runs()
+    assert (off.yielded, off.draft, drafted.draft) == (1.0, "off", "mtp:1") and 1 < drafted.yielded <= 2
     main(["--model", "nano", "--record", str(record)])
     printed = capsys.readouterr().out
     assert "median of 10, absolute errors: TPOT" in printed

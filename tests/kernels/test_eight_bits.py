@@ -1,5 +1,7 @@
 """Rows of a KV cache in 8 bits: how far they are from what they were made of, their bytes, and attention over them."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -146,28 +148,38 @@ def test_latent_attention_is_that_over_the_widened_rows(
         assert torch.equal(ops.attend_mla(q[at], kept, rank, batch_of(counts), scale), seen[at])
 
 
-def test_a_long_context_has_the_same_bits_however_it_is_asked(ops: Ops, kind: str) -> None:
-    """Over splits and whole windows of keys: the last two tokens of 1,100, alone, together and within a prompt."""
+@pytest.mark.parametrize("rank", [0, 128])
+def test_a_long_context_has_the_same_bits_however_it_is_asked(ops: Ops, kind: str, rank: int) -> None:
+    """Over splits and whole windows of keys, or latents: the last two tokens of 1,100, alone, together and within a
+    prompt."""
     context, count, size = 1100, 70, 64
     table = torch.randperm(69, generator=torch.Generator().manual_seed(2))[None].int()
     position = torch.arange(context)
     slot = table[0, position // BLOCK].long() * BLOCK + position % BLOCK
-    cache = ops.open_cache([LayerShape(2, size, size)], 69, BLOCK, KV_DTYPES[kind]).layers[0]
-    k, v, q = (rows(context, n, size, seed=n).bfloat16() for n in (2, 3, 8))
-    ops.write_kv(k, v[:, :2], *cache, slot)
+    shape = LayerShape(1, rank + size) if rank else LayerShape(2, size, size)
+    cache = ops.open_cache([shape], 69, BLOCK, KV_DTYPES[kind]).layers[0]
+    k, v, q = (rows(context, n, rank + size, seed=n).bfloat16() for n in (2, 3, 8))
+    if rank:
+        ops.write_latent(k[:, 0].contiguous(), cache[0], slot, rank)
+    else:
+        ops.write_kv(k, v[:, :2], *cache, slot)
+
+    def attended(of: Ops, q: torch.Tensor, kept: Sequence[torch.Tensor], batch: PagedBatch) -> torch.Tensor:
+        return of.attend_mla(q, kept[0], rank, batch, 0.07) if rank else of.attend_gqa(q, *kept, batch, 0.125)
 
     def last(tokens: int) -> torch.Tensor:
         batch = PagedBatch(
             position[-tokens:], slot[-tokens:], torch.tensor([0, tokens]).int(), torch.tensor([context]).int(),
             table, tokens, context,
         )  # fmt: skip
-        return ops.attend_gqa(q[-tokens:], *cache, batch, 0.125)
+        return attended(ops, q[-tokens:], cache, batch)
 
     many = last(count)
     assert torch.equal(last(1), many[-1:]) and torch.equal(last(2), many[-2:])
-    wide = [x.contiguous() for x in pair_at(*cache, torch.arange(69))]
+    blocks = torch.arange(69)
+    wide = [latents_at(cache[0], blocks, rank)] if rank else [x.contiguous() for x in pair_at(*cache, blocks)]
     batch = PagedBatch(
         position[-1:], slot[-1:], torch.tensor([0, 1]).int(), torch.tensor([context]).int(), table, 1, context
     )
-    wanted = open_ops("cpu", 1, "torch").attend_gqa(q[-1:].float(), *wide, batch, 0.125)
+    wanted = attended(open_ops("cpu", 1, "torch"), q[-1:].float(), wide, batch)
     torch.testing.assert_close(many[-1:].float(), wanted, atol=2e-2, rtol=2e-2)

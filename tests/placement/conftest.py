@@ -7,7 +7,7 @@ import pytest
 
 from afserve.placement.planner.scale import on_more_devices
 
-LOOK = "afserve.cli.plan.command.on_more_devices"
+LOOK = "afserve.cli.plan.answer.on_more_devices"
 
 
 @pytest.fixture(scope="package", autouse=True)

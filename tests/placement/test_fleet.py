@@ -77,6 +77,16 @@ def test_growth_says_when_to_buy(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_a_little_growth_takes_a_little_more(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a second instance that is as large as the first month's peak."""
+    found = answer_of(
+        capsys, f"{SMALL.replace('--kind colocated ', '')} --rate 200 --growth 1,1.05 --months 2"
+    )
+    first, second = (month["devices"][0]["peak"] for month in found["months"])
+    assert first <= second < 1.5 * first
+
+
+@pytest.mark.slow
 def test_classes_share_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One has its peak by day and one by night: together they take less than two pools."""
     day_file(tmp_path, [200.0] * 12 + [2.0] * 12)
@@ -134,7 +144,7 @@ def test_odd_loads_are_named(text: str, words: str) -> None:
         read_load("day.csv", text.splitlines())
 
 
-@pytest.mark.parametrize("text", ["", "%", "x%", "-100%", "1,,2", "nan", "0,1", "1e9%"])
+@pytest.mark.parametrize("text", ["", "%", "x%", "-100%", "1,,2", "nan", "0,1", "1e9%", "1e6%"])
 def test_odd_growth_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write 8% "):
         read_growth(text, 12)

@@ -13,7 +13,8 @@ import pytest
 
 from afserve.cli.main import run
 from afserve.cli.plan.command import plan as plan_command
-from afserve.cli.plan.options import GROUPS, build_question
+from afserve.cli.plan.flags import GROUPS
+from afserve.cli.plan.options import build_question
 from afserve.cli.plan.simulate import simulate
 from afserve.placement.rebalance.record import encode_header, encode_record
 
@@ -117,6 +118,10 @@ def test_a_config_json_and_own_hardware(capsys: pytest.CaptureFixture[str], tmp_
         ("--model deepseek-v3 --pool h800=64 --ttft 1s", "decode-only"),
         ("--model deepseek-v3 --pool h800=64 --micro-batches 5", "counts from 1 to 4"),
         ("--model deepseek-v3 --pool h800=64 --objective count", "Add --rate"),
+        (
+            "--model deepseek-v3 --pool h800=64 --objective latency --rate 5 --input 9 --output 9",
+            "how fast they must be",
+        ),
         ("--model deepseek-v3 --pool h800=64 --trace /nowhere", "--trace /nowhere"),
         (
             "--model deepseek-v3 --pool h800=64 --goodput",
@@ -161,6 +166,14 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], line: str, words: str) -> 
         (
             "--pool h800=1",
             "an AFD deployment takes two devices at least, and 1 h800 is offered; colocated runs on 1 h800",
+        ),
+        (
+            "--pool l40s=64 --attention-devices 63 --expert-devices 1",
+            "no AFD deployment fits the memory of 64 l40s with --attention-devices 63 --expert-devices 1; colocated",
+        ),
+        (
+            "--pool h800=8 --tensor-parallel 8",
+            "8 h800 make no AFD deployment with --tensor-parallel 8; colocated",
         ),
         ("--pool l40s=2", "no AFD deployment fits the memory of 2 l40s; colocated runs on 2 l40s"),
         (

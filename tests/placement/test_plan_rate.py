@@ -37,6 +37,15 @@ def test_a_rate_takes_as_many_instances_as_it_needs(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.slow
+def test_no_plan_has_more_devices_than_its_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    """Several instances of several that decode, too."""
+    line = "--model qwen3-235b-a22b --pool h200=32 --input 128 --output 680 --tpot 40ms --ttft 2s --rate 60"
+    found = answer_of(capsys, line)
+    plans = [found["best"], *found["alternatives"]]
+    assert {plan["decoders"] for plan in plans} > {1} and max(plan["devices"] for plan in plans) <= 32
+
+
+@pytest.mark.slow
 def test_what_a_rate_takes_is_said_in_devices(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, f"{RATE} --pool b200 --rate 100")
     assert "any number of b200 at $4/h" in text and "For 50,000 tok/s it takes " in text

@@ -47,6 +47,11 @@ def every_batch(limit_L: np.ndarray) -> Iterator[np.ndarray]:
         yield tried_B[:, None] + np.zeros_like(limit_L)
 
 
+def layouts_of(family: PlanFamily) -> list[tuple[float, float, float]]:
+    counts = np.broadcast_to(family.decoders, family.ranks.shape)
+    return list(zip(family.ranks, family.expert_devices, counts, strict=True))
+
+
 def exhaustive_batches(family: PlanFamily, setting: Setting, targets: Targets) -> np.ndarray:
     """Like `best_batches`, by trying every batch up to the memory limit; 0 where none is feasible."""
     limit_L = family.batch_limit(setting)
@@ -82,10 +87,10 @@ def test_bisection_finds_what_enumeration_finds(
     for family in families(list(asked.pools), degrees, ("colocated", "afd"), prompts=(prompts or HERE,)):
         small = replace(setting, precision=Precision("bf16", "bf16", "bf16"))
         wanted = exhaustive_batches(family, small, asked.targets)
-        kept, batch, _ = best_batches(family, small, asked.targets)
-        found = {(r, e): b for r, e, b in zip(kept.ranks, kept.expert_devices, batch, strict=True)}
-        for ranks, experts, best in zip(family.ranks, family.expert_devices, wanted, strict=True):
-            assert found.get((ranks, experts), 0.0) == best
+        cells = best_batches(family, small, asked.targets)
+        found = dict(zip(layouts_of(cells.family), cells.low, strict=True))
+        for layout, best in zip(layouts_of(family), wanted, strict=True):
+            assert found.get(layout, 0.0) == best
             tried += 1
     assert tried > 50
 

@@ -23,8 +23,9 @@ _WARM_UP = 2
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Which nodes. None is picked for the machine. prefill: nodes that only compute prompts, all of them; those of
-    `attention` then only decode. share_cores: whether nodes lend their cores. Nobody drafts: answers to random prompts
-    repeat themselves, and a step that makes several tokens of them says nothing of the engine."""
+    `attention` then only decode. share_cores: whether nodes lend their cores. draft: nobody drafts unless asked, since
+    answers to random prompts repeat themselves, and a step that makes several tokens of them says nothing of the
+    engine."""
 
     colocated: bool
     attention: int | None = None
@@ -32,6 +33,7 @@ class Shape:
     micro_batches: str = "auto"
     prefill: int = 0
     share_cores: bool | None = None
+    draft: str = "off"
 
     def llm(self, case: Case) -> LLM:
         """Not started."""
@@ -47,7 +49,7 @@ class Shape:
             colocated=self.colocated,
             threads=case.threads,
             isa=case.isa,
-            draft="off",
+            draft=self.draft,
         )
 
 
@@ -63,9 +65,9 @@ def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
     begin = time.perf_counter()
     with llm:
         ready = time.perf_counter() - begin
-        _batch(llm, case, _WARM_UP, seed=-1)
+        run_batch(llm, case, _WARM_UP, seed=-1)
         for batch in case.batches:
-            runs = [figures(_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
+            runs = [figures(run_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
             yield BenchRow.of_runs(
                 batch,
@@ -94,17 +96,18 @@ def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
     """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
     it was given."""
     with shape.llm(case) as llm:
-        _batch(llm, case, _WARM_UP, seed=-1)
+        run_batch(llm, case, _WARM_UP, seed=-1)
         for seed in range(case.repeats):
             for batch in case.batches:
                 used = time.process_time()
-                found = figures(_batch(llm, case, batch, seed))
+                found = figures(run_batch(llm, case, batch, seed))
                 gateway = (time.process_time() - used) / case.output_len
                 rate = found.tokens_per_second
                 yield Turn(batch, batch / rate if rate else found.tpot, gateway)
 
 
-def _batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
+def run_batch(llm: LLM, case: Case, batch: int, seed: int) -> list[Timeline]:
+    """All sequences together, each with answers of their full length."""
     params = SamplingParams(max_tokens=case.output_len, temperature=0.0, ignore_eos=True)
     ids = prompts(llm.topology.spec.vocab_size, batch, case.prompt_len, seed)
     requests = [GenerationRequest(i, tuple(prompt), params) for i, prompt in enumerate(ids)]

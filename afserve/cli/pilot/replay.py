@@ -13,7 +13,8 @@ from afserve.cli.options import Within, existing_file, group_options, option
 from afserve.cli.pilot.outcome import beside_bursts, class_values, compared_values, replay_text
 from afserve.cli.pilot.shares import ClassFlags, class_shares
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_lines
-from afserve.cli.plan.options import PRECISIONS, seconds
+from afserve.cli.plan.flags import PRECISIONS
+from afserve.cli.plan.options import seconds
 from afserve.cli.plan.piloted import FLOOR
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import rules_for

@@ -14,7 +14,6 @@ from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import read_object
 from afserve.placement.planner.perf.acceptance import MeasuredLengths, measured_lengths
 from afserve.placement.planner.perf.attention import Precision
-from afserve.placement.planner.perf.calibration import fit_calibration, models_of, read_calibration
 from afserve.placement.planner.perf.curve import CurveSet, curves_from_table
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.engine_file import engine_from_values
@@ -22,8 +21,6 @@ from afserve.placement.planner.perf.fields import nearest
 from afserve.placement.planner.perf.hardware import Hardware, hardware_from_table
 from afserve.placement.planner.perf.shape import ModelShape
 from afserve.placement.planner.perf.shape_reader import shape_from_config
-from afserve.placement.rebalance.record import MAGIC, decode
-from afserve.placement.rebalance.record import read_counts as scenarios_of
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
 
@@ -111,6 +108,8 @@ def load_curves(
     and precision. `option` is named in errors."""
     path = Path(name)
     if path.suffix == ".jsonl" and shape and chip and precision:
+        from afserve.placement.planner.perf.calibration import fit_calibration, models_of, read_calibration
+
         lines = read_lines(path, option)
         fitted = fit_calibration(name, read_calibration(name, lines), shape, chip, precision)
         fitted.models = models_of(lines)
@@ -171,6 +170,9 @@ def read_lines(path: Path, option: str) -> list[str]:
 def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
     """Any file that `afserve place` takes: the mean share of the hottest expert, of the second, and so on, over the
     layers of all scenarios in it; and of how many layers of one scenario."""
+    from afserve.placement.rebalance.record import MAGIC, decode
+    from afserve.placement.rebalance.record import read_counts as scenarios_of
+
     try:
         data = path.read_bytes()
         text = "" if data.startswith(MAGIC) else data.decode()

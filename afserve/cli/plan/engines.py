@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from afserve.cli.plan.catalog import load_engine
-from afserve.cli.plan.layout import LayoutFlags
+from afserve.cli.plan.flags import LayoutFlags
 from afserve.errors import ConfigError
 from afserve.placement.planner.cluster_file import on_cpu
 from afserve.placement.planner.perf.engine import PLAIN, Engine

@@ -3,8 +3,8 @@ several models and targets in shared pools."""
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,22 @@ from click.core import ParameterSource
 
 from afserve.cli.options import Within, declare_options, gather_group, option
 from afserve.cli.plan.catalog import read_lines
+from afserve.cli.plan.flags import GROUPS, HardwareFlags, ModelFlags
 from afserve.cli.plan.fleet_printed import FleetPlan, MonthBill, fleet_lines, fleet_values
-from afserve.cli.plan.options import GROUPS, HardwareFlags, ModelFlags, asked_question, seconds
+from afserve.cli.plan.options import asked_question, seconds
 from afserve.errors import ConfigError, DoesNotFitError, shown
 from afserve.placement.planner.fleet.bill import KindBill, SiteCosts, bill_of
 from afserve.placement.planner.fleet.load import HourlyLoad, constant, months_of, read_growth, read_load
-from afserve.placement.planner.fleet.need import InstanceNeed, cheapest, together
+from afserve.placement.planner.fleet.need import InstanceNeed, cheapest, need_of, together
 from afserve.placement.planner.infeasible import explain
 from afserve.placement.planner.panel import asked_of_all, differences
 from afserve.placement.planner.perf.hardware import Hardware
+from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import Question
+from afserve.placement.planner.question import answer as plans_at
 from afserve.placement.planner.sensitivity import verdict
 
-_CLASSES, _TRIED = 64, 12
+_CLASSES, _TRIED, _QUARTER = 64, 12, 0.25
 _HOURS = {"h": 3600.0, "d": 86400.0}
 
 
@@ -111,10 +114,11 @@ def fleet(as_json: bool, **flags: Any) -> None:
     asked = gather_group(FleetFlags, flags)
     site = _site(asked)
     classes = list(_classes(asked, flags))
+    factors = read_growth(asked.growth, asked.months) if asked.growth is not None else ()
     chips: dict[str, Hardware] = {}
     needs, limits, said = [], {}, []
     for name, load, own in classes:
-        need, question, words = _need(name, load, own, asked.headroom)
+        need, question, words = _need(name, load, own, asked.headroom, factors)
         needs.append(need)
         said.append(words)
         for pool in question.pools:
@@ -129,7 +133,7 @@ def fleet(as_json: bool, **flags: Any) -> None:
         MonthBill(
             month, factor, _bills([_grown(need, load, asked.headroom) for need, load in grown], chips, site)
         )
-        for month, factor, grown in _months(asked, needs)
+        for month, factor, grown in _months(factors, needs)
     ]
     plan = FleetPlan(
         tuple(needs), tuple(said), bills, tuple(growth), site, chips, asked.headroom, asked.price_source
@@ -231,9 +235,10 @@ def _load(path: Path | None, rate: float, where: str) -> HourlyLoad:
 
 
 def _need(
-    name: str, load: HourlyLoad, flags: dict[str, Any], headroom: float
+    name: str, load: HourlyLoad, flags: dict[str, Any], headroom: float, factors: Sequence[float]
 ) -> tuple[InstanceNeed, Question, str]:
-    """The instances of one class, of the layout that costs least over its hours; and the verdict at its peak."""
+    """The instances of one class, of the layout that costs least over its hours and months; and the verdict at its
+    peak in the first month."""
     for flag, said in (("model", "--model"), ("pools", "--pool")):
         if not flags[flag]:
             raise ConfigError(f"{said} is missing{f' for class {shown(name)}' if name else ''}", param=flag)
@@ -244,15 +249,23 @@ def _need(
         raise DoesNotFitError(f"class {shown(name)}: {explain(question)}" if name else explain(question))
     answer = question.setting.workload.mean_answer
     words = verdict(question, found, panel.chance, differences(question, panel, best))
-    return cheapest(name, found.plans[:_TRIED], load, answer, headroom), question, words
+    offers = [*found.plans[:_TRIED], *_other_sizes(question, load, factors)]
+    months = [load.times(factor) for factor in factors] or [load]
+    return cheapest(name, offers, load, answer, headroom, months), question, words
+
+
+def _other_sizes(question: Question, load: HourlyLoad, factors: Sequence[float]) -> Iterator[Plan]:
+    """Layouts for less than the peak, of which several follow a load and its growth more closely, and for the largest
+    month. An instance that is just enough for one peak is twice as much as a little more takes."""
+    least = min(rate for rate in load.rates if rate > 0) / load.peak
+    for share in sorted({_QUARTER, least, max(factors, default=1.0)} - {1.0}):
+        rate = question.tokens_per_second * share
+        yield from plans_at(replace(question, tokens_per_second=rate)).plans[:_TRIED]
 
 
 def _months(
-    asked: FleetFlags, needs: list[InstanceNeed]
+    factors: Sequence[float], needs: list[InstanceNeed]
 ) -> Iterator[tuple[int, float, list[tuple[InstanceNeed, HourlyLoad]]]]:
-    if asked.growth is None:
-        return
-    factors = read_growth(asked.growth, asked.months)
     loads = [dict(months_of(need.load, factors)) for need in needs]
     for month, factor in enumerate(factors, start=1):
         yield month, factor, [(need, grown[month]) for need, grown in zip(needs, loads, strict=True)]
@@ -260,7 +273,7 @@ def _months(
 
 def _grown(need: InstanceNeed, load: HourlyLoad, headroom: float) -> InstanceNeed:
     """The same layout for a later month."""
-    return cheapest(need.name, [need.plan], load, need.answer, headroom)
+    return need_of(need.name, need.plan, load, need.answer, headroom)
 
 
 def _bills(needs: list[InstanceNeed], chips: Mapping[str, Hardware], site: SiteCosts) -> tuple[KindBill, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from afserve.cli.plan.layout import LayoutFlags
+from afserve.cli.plan.flags import LayoutFlags
 from afserve.config import EngineSettings
 from afserve.engine.pieces import OVERHEAD, PIECE_SECONDS
 from afserve.errors import ConfigError

@@ -1,59 +1,15 @@
-"""The flags of `afserve plan` and `afserve simulate` that say what is fixed: the engine, the layout, the requests in
-flight. How they become engines, a `GivenLayout` and the fields of a `Setting`."""
+"""What is fixed and not sought: how flags of the layout, of the requests in flight and of calibrations become a
+`GivenLayout` and fields of a `Setting`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import click
-
-from afserve.cli.options import Within, option
+from afserve.cli.plan.flags import LayoutFlags
 from afserve.errors import ConfigError, shown
 from afserve.placement.planner.cluster_file import on_cpu
-from afserve.placement.planner.one_machine import OneMachine
 from afserve.placement.planner.perf.setting import PrefillSetting, Setting
 from afserve.placement.planner.question import Question
 from afserve.placement.planner.search import DevicePool, GivenLayout
-
-_DEVICES = Within(1, 1 << 20, whole=True)
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutFlags:
-    """Which engine, and what of the layout is given instead of sought."""
-
-    engines: tuple[str, ...] = option(
-        "--engine",
-        multiple=True,
-        metavar="NAME|FILE",
-        help="Whose measured speed to plan with: vllm, sglang, tensorrt-llm, deepseek, fastafd, step-3, megascale, "
-        "afserve, a profile, or a .jsonl of `afserve bench calibrate`. Twice: one per kind.  [default: those whose "
-        "measured rows are most like the question]",
-    )
-    kind: str | None = option(
-        type=click.Choice(("afd", "colocated")), help="Only plans of this kind.  [default: both]"
-    )
-    attention_devices: int | None = option(type=_DEVICES, help="AFD: so many attention devices.")
-    expert_devices: int | None = option(type=_DEVICES, help="AFD: so many expert devices.")
-    devices: int | None = option(type=_DEVICES, help="Colocated: so many devices.")
-    tensor_parallel: int | None = option(
-        type=Within(1, 64, whole=True), help="Attention over so many devices."
-    )
-    expert_slices: bool = option(
-        default=False,
-        is_flag=True,
-        help="A slice of every expert per device, not whole experts: AFD's expert side, and colocated under one "
-        "tensor-parallel rank, which may then span hosts of one device.",
-    )
-    concurrency: float | None = option(
-        type=Within(1, 1e7), help="Requests that clients keep in flight.  [default: as many as fit]"
-    )
-    max_running: int | None = option(type=_DEVICES, help="Requests the engine may decode at once.")
-    prefill_devices: int | None = option(
-        type=_DEVICES, help="With --decode-only and --concurrency: devices of one prefill instance."
-    )
-    prefill_workers: float | None = option(
-        type=Within(1e-3, 1e4), help="Prefill instances per decode instance.  [default: 1]"
-    )
 
 
 def layout_of(flags: LayoutFlags, pools: tuple[DevicePool, ...]) -> GivenLayout:
@@ -154,6 +110,8 @@ def on_one_machine(question: Question, cores: int | None) -> Question:
     ):
         if given:
             raise ConfigError(f"--cores {cores}: {said}; drop one of them")
+    from afserve.placement.planner.one_machine import OneMachine
+
     return replace(question, machine=OneMachine(question.setting_for("afd"), question.pools[0].chip, cores))
 
 

@@ -1,30 +1,31 @@
-"""The flags of `afserve plan` and `afserve simulate` that describe the question, and how they become a `Question`.
-
-The flags travel in groups, one per thing that the question names: model, hardware, requests, routing, goal.
-"""
+"""How the flags that describe a question become a `Question`."""
 
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import click
-
-from afserve.cli.options import Within, declare_options, gather_group, option
+from afserve.cli.options import Within, gather_group
 from afserve.cli.plan.catalog import load_curves, load_hardware, load_model, read_counts, read_lines
 from afserve.cli.plan.drafting import draftable_of
 from afserve.cli.plan.engines import engines_of, others_of
-from afserve.cli.plan.layout import (
+from afserve.cli.plan.flags import (
+    GROUPS,
+    GoalFlags,
+    HardwareFlags,
     LayoutFlags,
+    ModelFlags,
+    RequestFlags,
+    RoutingFlags,
+)
+from afserve.cli.plan.layout import (
     calibration_of,
     check_calibrated,
     layout_of,
     micro_batches_of,
     with_requests,
 )
-from afserve.cli.plan.slo import NAMES, limits_of
+from afserve.cli.plan.slo import limits_of
 from afserve.errors import ConfigError, shown
-from afserve.placement.planner.perf.acceptance import CODING, OTHER
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.drafting import NO_DRAFTS
 from afserve.placement.planner.perf.experts import Routing
@@ -36,138 +37,16 @@ from afserve.placement.planner.perf.workload import Workload, fixed_context, fro
 from afserve.placement.planner.question import KINDS, Question
 from afserve.placement.planner.search import ANY, APART, HERE, DevicePool, GivenLayout, Targets
 
-LONGEST = 100_000_000  # tokens of a request
 _COUNT, _PRICE = Within(1, 1 << 20, whole=True), Within(1e-6, 1e6)
-_SHARE, _SKEW, _SPARE = Within(0, 1), Within(0, 4), Within(0, 1 << 16, whole=True)
 _USUAL_SKEW = 0.4
 LARGEST_INSTANCE = 512
 """Devices of one kind in one instance at most, where as many are to be had as it takes."""
-PRECISIONS = ("bf16", "fp8", "fp4", "int4")
 _SHORTEST, _LONGEST = 1e-9, 1e6  # of a target, seconds
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1e-3}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFlags:
-    """Which model, and in how many bits."""
-
-    model: str = option(
-        "--model", "-m", required=True, help="A known model, a config.json or its folder, a GGUF file."
-    )
-    precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
-    attention_precision: str | None = option(
-        type=click.Choice(PRECISIONS), help="Attention weights, if different."
-    )
-    kv_precision: str = option(
-        default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
-    )
-    draft: str = option(
-        default="off",
-        metavar="METHOD[:N]",
-        help="Tokens that are drafted and verified in a step: mtp:3, eagle3:N, dflash:N, dspark:N, ngram:N, "
-        "suffix:N, model:FOLDER:N; mtp: as many as pay in each plan; auto: the model's MTP layer, else eagle3, and as "
-        "many as pay.  [default: off]",
-    )
-    acceptance: str | None = option(
-        metavar="P|L1,L2,...",
-        help="Of drafts: the chance that a token is accepted when those before it were, or mean accepted lengths with "
-        "1, 2, ... drafted tokens.  [default: as published for the model, or for others]",
-    )
-    domain: str | None = option(
-        type=click.Choice((CODING, OTHER)),
-        help="Of the text, for --draft: published acceptance is of coding prompts.  [default: other]",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareFlags:
-    """What is on offer, and how fast it was measured to be."""
-
-    pools: tuple[str, ...] = option(
-        "--pool",
-        multiple=True,
-        required=True,
-        metavar="NAME[=COUNT][@USD]",
-        help="Hardware on offer, with a price per device hour if not the listed one; without a count as many as --rate "
-        "takes. Repeatable.",
-    )
-    network: float | None = option(
-        type=Within(1e-3, 1e5), help="GB/s per device between nodes, for all pools."
-    )
-    link: float | None = option(type=Within(1e-3, 1e5), help="GB/s per device inside a node, for all pools.")
-    curves: str | None = option(
-        help="Fitted curves: a name, a .toml, or a .jsonl that afserve bench measured.  [default: h200]"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFlags:
-    """How long requests are."""
-
-    context: float | None = option(type=Within(1, LONGEST), help="Cached tokens per request; decode only.")
-    prompt: str | None = option("--input", help="Prompt tokens: a number or 'lognormal MEAN DEVIATION'.")
-    answer: str | None = option("--output", help="Answer tokens, likewise.")
-    trace: Path | None = option(type=Path, help="Requests of a Mooncake JSON-lines or Azure CSV trace.")
-    decode_only: bool = option(default=False, is_flag=True, help="Prompts are prefilled elsewhere.")
-    prompts: str | None = option(
-        type=click.Choice(("here", "apart", "either")),
-        help="Read by what decodes, or by devices of their own from any pool, which with AFD share the experts.  "
-        "[default: either; here with --concurrency or a given layout]",
-    )
-    found: tuple[str, ...] = option(
-        multiple=True,
-        metavar="TIER=SHARE[@GB/s]",
-        help="Share of the prompt tokens whose KV is found in memory, or at a peer, in host memory or on disk at so "
-        "many GB/s for each attention rank, such as host=0.3@20. Repeatable.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingFlags:
-    """How unevenly experts are chosen, and what stands against it."""
-
-    skew: float | None = option(
-        type=Within(0, 4), help="Zipf exponent of expert popularity (OLMoE on C4: 0.4).  [default: 0.4]"
-    )
-    counts: Path | None = option(type=Path, help="Measured routing counts; not beside --skew.")
-    redundant: int = option(
-        default=0, type=Within(0, 1 << 16, whole=True), help="Spare expert slots for replicas of hot experts."
-    )
-    expert_copies: int = option(
-        default=1,
-        type=Within(1, 64, whole=True),
-        help="Devices that hold every expert at least.  [default: 1]",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class GoalFlags:
-    """What a plan must reach, what it is judged by, and what is tried."""
-
-    tpot: str | None = option(help="Time per output token at most, such as 50ms.")
-    ttft: str | None = option(help="Time to first token at most, such as 2s. Needs --input.")
-    p99: bool = option(
-        "--p99/--mean", default=False, help="Whether --tpot is for the 99th percentile. Default: the mean."
-    )
-    slo: str | None = option(
-        type=click.Choice(NAMES), help="TTFT and TPOT at the 99th percentile as a benchmark asks for them."
-    )
-    objective: str = option(
-        default="dollar",
-        type=click.Choice(("dollar", "device", "watt", "latency", "count")),
-        help="Tokens per dollar, device or watt, lowest TPOT (with --concurrency: most tokens for those requests), "
-        "or fewest devices for --rate.  [default: dollar]",
-    )
-    rate: float = option(default=0.0, type=Within(0, 1e9), help="Requests per second to sustain.")
-    micro_batches: str = option(default="1,2,3,4", help="Counts to try.  [default: 1,2,3,4]")
-
-
-GROUPS = (ModelFlags, HardwareFlags, LayoutFlags, RequestFlags, RoutingFlags, GoalFlags)
-question_flags = declare_options(*GROUPS)
-
-
 def asked_question(flags: dict[str, Any]) -> Question:
-    """Takes the flags above out of what click read. Raises ConfigError or NotFoundError naming the flag."""
+    """Takes the flags of all groups out of what click read. Raises ConfigError or NotFoundError naming the flag."""
     groups: tuple[Any, ...] = tuple(gather_group(group, flags) for group in GROUPS)
     return build_question(*groups)
 
@@ -199,6 +78,11 @@ def build_question(
     """Raises ConfigError or NotFoundError naming the flag."""
     if goal.objective == "count" and goal.rate <= 0:
         raise ConfigError("--objective count: the fewest devices for what rate? Add --rate", param="rate")
+    if goal.objective == "latency" and goal.rate > 0:
+        raise ConfigError(
+            f"--objective latency is the TPOT of one request alone, and --rate {goal.rate:g} brings more: say with "
+            "--tpot how fast they must be, and take another objective"
+        )
     work = _workload(requests)
     if goal.rate > 0 and requests.trace is None and requests.answer is None:
         raise ConfigError("--rate: a request's answer length is not known; add --input and --output")

@@ -10,7 +10,6 @@ from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.plan import Plan
 from afserve.placement.planner.question import USEFUL, Question, RankedPlans
-from afserve.placement.planner.simulate.losses import again_second
 
 _HEAD = (
     "", "plan", "prompts", "attention", "experts", "tp", "m", "draft", "batch", "TPOT ms", "TTFT ms", "tok/s",
@@ -136,16 +135,22 @@ def _counts(counts: Sequence[int]) -> str:
 
 
 def beyond_of(question: Question, best: Plan) -> list[str]:
-    """What a calibration says nothing of: its interval is that of sizes that were measured."""
+    """That nothing is fast enough to be useful; and sizes that a calibration, and so its interval, says nothing of."""
+    found = []
+    if question.floored and best.tpot > USEFUL * (1 + 1e-9):
+        found.append(
+            f"no plan makes a token in {USEFUL * 1e3:g} ms, as fast as people read: this is the best of those that are "
+            "too slow. Offer faster hardware or links, or say with --tpot what is wanted"
+        )
     requests, context = question.setting.curves.most
     asked = question.setting.workload.context_mean
-    if best.batch <= requests and asked <= 1.5 * context:
-        return []
-    return [
-        f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens of "
-        f"context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, and the "
-        "interval does not know that: calibrate without --quick, or plan with --max-running"
-    ]
+    if best.batch > requests or asked > 1.5 * context:
+        found.append(
+            f"{question.setting.curves.name} has steps of at most {requests:,.0f} requests and {context:,.0f} tokens "
+            f"of context; the best plan has {best.batch:,} and {asked:,.0f}. Beyond what was measured it is a guess, "
+            "and the interval does not know that: calibrate without --quick, or plan with --max-running"
+        )
+    return found
 
 
 def _target(question: Question) -> str:
@@ -294,6 +299,8 @@ def _found(question: Question, best: Plan) -> list[str]:
     if not setting.found.tiers:
         return []
     brought, computed = setting.fetching, setting.found.found_share * setting.workload.mean_prompt
+    from afserve.placement.planner.simulate.losses import again_second
+
     computing = computed * again_second(question, best)
     return [
         f"KV found: {setting.found}; it comes in {brought * 1e3:,.1f} ms a prompt, computing it would take "

@@ -9,8 +9,9 @@ import click
 import numpy as np
 
 from afserve.cli.options import Within, group_options, option, output_file
+from afserve.cli.plan.flags import question_flags
 from afserve.cli.plan.losses import LossFlags, long_run, loss_text, recovery_of, said_of, typed_losses
-from afserve.cli.plan.options import asked_question, question_flags
+from afserve.cli.plan.options import asked_question
 from afserve.cli.plan.piloted import PilotFlags, check_pilot, pilot_text, with_pilot
 from afserve.cli.plan.play import MOST_REQUESTS, PlayedRequests, play_layers
 from afserve.errors import ConfigError, DoesNotFitError

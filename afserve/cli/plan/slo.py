@@ -1,7 +1,11 @@
 """Targets that benchmarks ask for, by name: `--slo mlperf-interactive`."""
 
+from typing import TYPE_CHECKING
+
 from afserve.errors import ConfigError
-from afserve.placement.planner.perf.shape import ModelShape
+
+if TYPE_CHECKING:
+    from afserve.placement.planner.perf.shape import ModelShape
 
 NAMES = ("mlperf-server", "mlperf-interactive")
 _LIMITS = {
@@ -12,7 +16,7 @@ _LIMITS = {
 """(TTFT, TPOT) at the 99th percentile, by MLPerf Inference's rules for datacenters. DeepSeek-R1 has V3's layers."""
 
 
-def limits_of(name: str, shape: ModelShape) -> tuple[str, str]:
+def limits_of(name: str, shape: "ModelShape") -> tuple[str, str]:
     """(--ttft, --tpot). Raises ConfigError where the benchmark has no such limits for the model."""
     found = _LIMITS.get(shape.rows_name, {}).get(name)
     if found is None:

@@ -9,7 +9,7 @@ from afserve.errors import ConfigError, shown
 
 COLUMNS = ("hour", "requests_per_s")
 _MOST_HOURS, _MOST_RATE = 24 * 366, 1e9
-_MOST_MONTHS, _MOST_FACTOR = 120, 1e6
+_MOST_MONTHS, _MOST_FACTOR, _MOST_LOG = 120, 1e6, 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,15 @@ def read_growth(text: str, months: int) -> tuple[float, ...]:
     Raises ConfigError."""
     if text.endswith("%"):
         share = _number(text[:-1]) / 100
-        found = [(1 + share) ** month for month in range(months)] if -1 < share < _MOST_FACTOR else []
+        logs = [month * math.log1p(share) for month in range(months)] if -1 < share < _MOST_FACTOR else []
+        found = [math.exp(log) if log < _MOST_LOG else math.inf for log in logs]
     else:
         typed = [_number(part) for part in text.split(",")[:_MOST_MONTHS]]
         found = [typed[min(month, len(typed) - 1)] for month in range(months)]
     if not found or not all(0 < factor <= _MOST_FACTOR for factor in found):
         raise ConfigError(
-            f"--growth {shown(text)}: write 8% (a month), or factors of the months such as 1,1.2,1.5"
+            f"--growth {shown(text)}: write 8% (a month), or factors of the months such as 1,1.2,1.5; in all months "
+            f"they must be above 0 and up to {_MOST_FACTOR:,.0f}"
         )
     return tuple(found)
 

@@ -44,11 +44,21 @@ def need_of(name: str, plan: Plan, load: HourlyLoad, answer: float, headroom: fl
 
 
 def cheapest(
-    name: str, plans: Sequence[Plan], load: HourlyLoad, answer: float, headroom: float
+    name: str,
+    plans: Sequence[Plan],
+    load: HourlyLoad,
+    answer: float,
+    headroom: float,
+    months: Sequence[HourlyLoad],
 ) -> InstanceNeed:
-    """Of the plans, that which costs least over the hours of the load: small instances follow it more closely."""
-    needs = (need_of(name, plan, load, answer, headroom) for plan in plans)
-    return min(needs, key=lambda need: float(need.instances.sum()) * need.plan.usd_per_hour)
+    """The need of `load` on that of the plans which costs least over the hours of all `months`: small instances follow
+    them more closely."""
+
+    def cost(plan: Plan) -> float:
+        needs = (need_of(name, plan, month, answer, headroom) for month in months)
+        return sum(float(need.instances.sum()) for need in needs) * plan.usd_per_hour
+
+    return need_of(name, min(plans, key=cost), load, answer, headroom)
 
 
 def together(needs: Sequence[InstanceNeed]) -> dict[str, Array]:

@@ -4,6 +4,7 @@ The batch may be an array, and so may the counts of ranks and devices. `stages.p
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,9 +91,15 @@ def skew_of(routing: Routing, experts: int, devices: Array) -> Array:
     """`imbalance` of each device count, computed once per distinct count."""
     counts = np.asarray(devices, dtype=np.int64)
     present = np.flatnonzero(np.bincount(counts.ravel()))
-    table = np.ones(int(present[-1]) + 1)
-    table[present] = [imbalance(routing, experts, int(count)) for count in present]
-    return np.asarray(table[counts])
+    return np.asarray(_skews(routing, experts, tuple(present.tolist()))[counts])
+
+
+@lru_cache(maxsize=256)
+def _skews(routing: Routing, experts: int, present: tuple[int, ...]) -> Array:
+    """`imbalance` of these counts, at their places; a routing takes long to be looked up."""
+    table = np.ones(present[-1] + 1)
+    table[list(present)] = [imbalance(routing, experts, count) for count in present]
+    return table
 
 
 def ffn_there(setting: Setting, chip: Hardware, tokens: Array, devices: Array, elems: int) -> Array:

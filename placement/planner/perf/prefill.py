@@ -42,6 +42,11 @@ class PrefillInstance:
     lag: float
     parts: int = 1
 
+    def subset(self, keep: NDArray[np.bool_]) -> "PrefillInstance":
+        """Of some of the layouts."""
+        kept = (getattr(self, name)[keep] for name in ("seconds", "latency", "experts"))
+        return replace(self, **dict(zip(("seconds", "latency", "experts"), kept, strict=True)))
+
     def among(self, parts: int, network: float) -> "PrefillInstance":
         """So many as one instance, each over `network` bytes per second: chunks go round, and each device sends the
         keys and values of its chunks to the others layer by layer. So each is a layer of a chunk behind the one
@@ -64,13 +69,9 @@ def decoding_only(setting: Setting) -> Setting:
     return replace(setting, workload=replace(setting.workload, decode_only=True))
 
 
-def expert_seconds_for_prompts(
-    setting: Setting, attention: Hardware, experts: Hardware, ranks: Array, devices: Array, resident: Array
-) -> Array:
-    """Seconds per decode step that shared experts spend on prompts: one for each request that ends, on all ranks."""
-    together = prompt_seconds(setting, attention, experts, 1, ranks, devices)[1]
-    ended = resident * setting.tokens_per_step / setting.workload.mean_answer
-    return np.asarray(ended * together)
+def ended(setting: Setting, resident: Array) -> Array:
+    """Requests of a rank that end in a decode step: as many prompts are read for it."""
+    return np.asarray(resident * setting.tokens_per_step / setting.workload.mean_answer)
 
 
 def reader(

@@ -15,9 +15,9 @@ from afserve.placement.planner.perf.drafting import NOBODY
 from afserve.placement.planner.perf.exchange import ExchangeWay, m2n_ways
 from afserve.placement.planner.perf.halves import attention_half, expert_half, ffn_there
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.prefill import decoding_only, expert_seconds_for_prompts
+from afserve.placement.planner.perf.prefill import decoding_only, ended
 from afserve.placement.planner.perf.setting import Setting
-from afserve.placement.planner.perf.stages import afd_stages
+from afserve.placement.planner.perf.stages import afd_stages, prompt_seconds
 from afserve.placement.planner.plan import Plan
 
 Array = NDArray[np.float64]
@@ -109,9 +109,8 @@ class StageTable:
             self._dense = self._factor * float(dense[-1])
         if plan.prefill is not None:
             all_ranks, resident = np.array([float(plan.ranks)]), float(plan.batch * plan.micro_batches)
-            prompts = expert_seconds_for_prompts(
-                setting, attention, chip, all_ranks, devices[:1], np.array([resident])
-            )
+            together = prompt_seconds(setting, attention, chip, 1, all_ranks, devices[:1])[1]
+            prompts = ended(setting, np.array([resident])) * together
             turns = self._layers * plan.micro_batches * plan.ranks
             computed = computed + float(prompts[0]) / turns * self._messages
         self._expert_times = self._factor * (computed + setting.exchange_at_experts(here, self._messages))
