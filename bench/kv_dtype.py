@@ -102,11 +102,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contexts", default="1024,16384", help="tokens")
     parser.add_argument("--sequences", default="1,8")
+    parser.add_argument("--shape", default="", help="of those above, the ones with this in their names")
     parser.add_argument("--isa", default="", help="an instruction set; the best one without")
     parser.add_argument("--save", action="store_true", help="append the rows to bench/results/kv_dtype.jsonl")
     options = parser.parse_args()
     ops = open_ops("cpu", options.threads, "native", **({"isa": options.isa} if options.isa else {}))
-    for shape in SHAPES:
+    for shape in (name for name in SHAPES if options.shape in name):
         for sequences in map(int, options.sequences.split(",")):
             for context in map(int, options.contexts.split(",")):
                 for row in compared(ops, shape, sequences, context, options.rounds):
