@@ -74,7 +74,7 @@ class EncoderSpec(ABC):
     def scratch_bytes(self, element: int) -> int:
         """Beside weights, about: rows that are kept, and what a layer makes of so many patches in numbers of `element`
         bytes."""
-        return KEPT_ROW_BYTES + self.most_patches * (2 * self.inner + 8 * self.hidden) * element
+        return KEPT_ROW_BYTES + self.most_patches * (2 * self.inner + 11 * self.hidden) * element
 
     @abstractmethod
     def fault(self, tile: PictureTile) -> str:
@@ -118,13 +118,15 @@ class TiledEncoderSpec(EncoderSpec):
 
 @dataclass(frozen=True, slots=True)
 class WholeEncoderSpec(EncoderSpec):
-    """Qwen3.5's: pictures of any size that is whole squares. A patch is read as `frames` alike ones. What is learned
-    for `places` x `places` places is stretched over a picture. `sections` of the text model's frequencies turn by place
-    in time, row and column, in turns."""
+    """Qwen3-VL's and Qwen3.5's: pictures of any size that is whole squares. A patch is read as `frames` alike ones.
+    What is learned for `places` x `places` places is stretched over a picture. `sections` of the text model's
+    frequencies turn by place in time, row and column, in turns. What the tower's layers `deep` give is added to the
+    rows behind as many of the text model's first layers."""
 
     places: int
     frames: int
     sections: tuple[int, ...]
+    deep: tuple[int, ...] = ()
 
     @property
     def most_patches(self) -> int:
@@ -139,7 +141,8 @@ class WholeEncoderSpec(EncoderSpec):
     def parameters_beside(self, width: int) -> int:
         h, joined = self.hidden, self.hidden * self.join**2
         ends = h * (3 * self.frames * self.patch**2 + self.places**2 + 3)
-        return self._layer_parameters() + ends + joined * (joined + 1) + width * (joined + 1)
+        merger = (joined + width) * (joined + 1)
+        return self._layer_parameters() + ends + merger + len(self.deep) * (2 * joined + merger)
 
 
 def pack_tiles(tiles: Iterable[PictureTile]) -> bytes:

@@ -157,10 +157,9 @@ def tile(seed: int, start: int) -> PictureTile:
     )
 
 
-SIGHTS = {
-    "llama4": Sight(build_seeing, Seeing, tile, lambda seed: ROWS, MARKS, "<|patch|>", TEMPLATE),
-    "qwen3_5": Sight(
-        whole_pictures.build_whole,
+def _whole(build: Callable[..., Path], drafts: Sequence[str]) -> Sight:
+    return Sight(
+        build,
         whole_pictures.SeeingWhole,
         whole_pictures.tile,
         lambda seed: math.prod(whole_pictures.GRIDS[seed]),
@@ -168,6 +167,12 @@ SIGHTS = {
         "<|image_pad|>",
         whole_pictures.TEMPLATE,
         whole_pictures.READS,
-        ("suffix:3", "mtp:2"),
-    ),
+        drafts,
+    )
+
+
+SIGHTS = {
+    "llama4": Sight(build_seeing, Seeing, tile, lambda seed: ROWS, MARKS, "<|patch|>", TEMPLATE),
+    "qwen3_5": _whole(whole_pictures.build_whole, ("suffix:3", "mtp:2")),
+    "qwen3_vl": _whole(whole_pictures.build_deep, ("suffix:3",)),
 }

@@ -69,7 +69,7 @@ class GraphRunner(Generic[T]):
     def _size_of(self, step: StepInput) -> StepSize | None:
         layers = self._layers
         decodes = step.decodes == step.tokens <= self._most_rows and step.paged.max_query == 1
-        whole = step.all_rows and step.shared is None and step.paged.held is None
+        whole = step.all_rows and step.shared is None and step.paged.held is None and step.paged.turns is None
         watched = layers.meter.trace is not None or layers.model.head is not None
         if self.why or watched or not (decodes and whole):
             return None

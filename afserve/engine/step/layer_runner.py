@@ -162,6 +162,8 @@ class LayerRunner(Generic[T]):
             if layer.late:
                 self._send_late(step, number, half)
             yield from self._feed_forward(layer, number, x_TH, half, spoiled_T)
+            if step.placed is not None and number < len(step.placed.deeper):
+                x_TH.index_add_(0, step.placed.at_P, step.placed.deeper[number])
             self.taps.note_rows(number + 1, x_TH)
         return x_TH
 

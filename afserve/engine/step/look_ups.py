@@ -146,7 +146,7 @@ def beside_of(
 ) -> Sequence[Beside[T] | None]:
     """One for each micro-batch, of a model with a table or an encoder of pictures."""
     if model.encoder is not None:
-        return [PictureRows(model.encoder, model.sections)] * micro_batches
+        return [PictureRows(model.encoder, model.sections, model.spec.hidden)] * micro_batches
     if model.spec.table is None:
         return [None] * micro_batches
     return [LookUps(index, micro_batches + index, model, link, meter) for index in range(micro_batches)]

@@ -24,9 +24,9 @@ _FEWEST = 4
 class PictureRows:
     """Of a node: all its micro-batches share what is kept."""
 
-    def __init__(self, encoder: PictureEncoder, sections: SectionedRotary | None) -> None:
-        """`sections`: of a model whose rows turn by places in pictures."""
-        self._encoder, self._sections = encoder, sections
+    def __init__(self, encoder: PictureEncoder, sections: SectionedRotary | None, width: int) -> None:
+        """`sections`: of a model whose rows turn by places in pictures; these have `width` numbers."""
+        self._encoder, self._sections, self._width = encoder, sections, width
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._begun: set[bytes] = set()
         self.encoded = 0  # tiles
@@ -49,8 +49,9 @@ class PictureRows:
                     at += range(first + begin - chunk.start, first + end - chunk.start)
         if not parts:
             return step
-        rows_PH = torch.cat(parts)
-        return replace(step, placed=PlacedRows(torch.tensor(at, device=rows_PH.device), rows_PH))
+        rows_PH, *deeper = torch.cat(parts).split(self._width, 1)
+        at_P = torch.tensor(at, device=rows_PH.device)
+        return replace(step, placed=PlacedRows(at_P, rows_PH, tuple(deeper)))
 
     def _rows(self, tile: PictureTile) -> Encoding:
         """Another micro-batch may have begun it."""

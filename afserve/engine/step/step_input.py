@@ -18,10 +18,12 @@ from afserve.kernels.paged import HeldStates, PagedBatch
 
 
 class PlacedRows(NamedTuple):
-    """rows_PH in the place of the embeddings of the tokens at_P (int64) of a step."""
+    """rows_PH in the place of the embeddings of the tokens at_P (int64) of a step; each of `deeper` is added to these
+    rows behind one of the first layers."""
 
     at_P: Tensor
     rows_PH: Tensor
+    deeper: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

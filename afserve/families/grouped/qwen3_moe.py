@@ -1,6 +1,6 @@
-"""Qwen3-MoE (`Qwen3MoeForCausalLM`): GQA with norms on queries and keys, softmax router; and Qwen3-VL-MoE without its
-vision part (`Qwen3VLMoeForConditionalGeneration`), whose router always renormalises. A text's positions are the same in
-all three sections of its rotary embedding: it is the plain one."""
+"""Qwen3-MoE (`Qwen3MoeForCausalLM`): GQA with norms on queries and keys, softmax router; and Qwen3-VL-MoE
+(`Qwen3VLMoeForConditionalGeneration`), whose router always renormalises. A text's positions are the same in all three
+sections of its rotary embedding: it is the plain one. Those of pictures are not, and its encoder says how they turn."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from afserve.families.pattern.family import Family, beside_vision
 from afserve.families.pattern.naming import Naming, StackedNames
 from afserve.families.reading.attention import gqa
 from afserve.families.reading.ffn import softmax, sparse_steps, stack
+from afserve.families.reading.vision import deep_encoder
 from afserve.spec_parts import LayerSpec, MoeSpec
 
 
@@ -29,4 +30,5 @@ def _with(fields: ConfigFields, moe: MoeSpec) -> tuple[LayerSpec, ...]:
 
 FAMILY = Family(_layers, Naming())
 _STACKED = StackedNames("experts.gate_up_proj", "experts.down_proj", transposed=True)
-WITH_VISION = beside_vision(Family(_renormalised, Naming(stacked=_STACKED)), "model.language_model")
+_TEXT = beside_vision(Family(_renormalised, Naming(stacked=_STACKED)), "model.language_model")
+WITH_VISION = replace(_TEXT, encoder=deep_encoder)

@@ -3,8 +3,10 @@
 import math
 
 from afserve.config_json import ConfigFields
-from afserve.config_ranges import Range
+from afserve.config_ranges import LAYER_COUNT, MOST_LAYERS, Range
 from afserve.tiles import EncoderSpec, TiledEncoderSpec, WholeEncoderSpec
+
+Numbers = tuple[int, ...]
 
 
 def tile_encoder(fields: ConfigFields) -> TiledEncoderSpec | None:
@@ -35,12 +37,23 @@ def tile_encoder(fields: ConfigFields) -> TiledEncoderSpec | None:
 
 def whole_encoder(fields: ConfigFields) -> WholeEncoderSpec | None:
     """Qwen3.5's; None as above."""
+    return _whole(fields, (11, 11, 10), ())
+
+
+def deep_encoder(fields: ConfigFields) -> WholeEncoderSpec | None:
+    """Qwen3-VL's."""
+    return _whole(fields, (24, 20, 20), (8, 16, 24))
+
+
+def _whole(fields: ConfigFields, sections: Numbers, deep: Numbers) -> WholeEncoderSpec | None:
+    """With these where config.json says nothing."""
     if not fields.has("vision_config"):
         return None
     own = fields.inner(fields.section("vision_config"), "vision_config")
     own.known_only("hidden_act", "gelu_pytorch_tanh")
     own.known_only("in_channels", 3)
-    own.known_only("deepstack_visual_indexes", [])
+    if not deep:
+        own.known_only("deepstack_visual_indexes", [])
     if own.integer("out_hidden_size", default=3584) != fields.integer("hidden_size"):
         raise own.refuse("out_hidden_size", "is not the text model's hidden_size")
     places = own.integer("num_position_embeddings", default=2304)
@@ -55,22 +68,29 @@ def whole_encoder(fields: ConfigFields) -> WholeEncoderSpec | None:
         theta=_theta(own),
         places=math.isqrt(places),
         frames=own.integer("temporal_patch_size", default=2),
-        sections=_sections(fields),
+        sections=_sections(fields) or sections,
+        deep=_deep(own) if own.has("deepstack_visual_indexes") else deep,
     )
+    if len(spec.deep) >= fields.integer("num_hidden_layers") or any(at >= spec.layers for at in spec.deep):
+        raise own.refuse("deepstack_visual_indexes", "are more than the layers of one of both models")
     _check_both(spec, own, fields, "image_token_id", "num_heads")
     if spec.places**2 != places:
         raise own.refuse("num_position_embeddings", "is not a square")
     return spec
 
 
-def _sections(fields: ConfigFields) -> tuple[int, ...]:
+def _sections(fields: ConfigFields) -> Numbers:
     raw = {**fields.section("rope_scaling"), **fields.section("rope_parameters")}
     rope = fields.inner(raw, "rope_parameters")
     rope.known_only("mrope_interleaved", True)
-    found = rope.integers("mrope_section", Range(0, 1 << 10), 3) or (11, 11, 10)
-    if len(found) != 3:
+    found = rope.integers("mrope_section", Range(0, 1 << 10), 3)
+    if found and len(found) != 3:
         raise rope.refuse("mrope_section", "is not three numbers")
-    return tuple(found)
+    return found
+
+
+def _deep(own: ConfigFields) -> Numbers:
+    return own.integers("deepstack_visual_indexes", LAYER_COUNT, MOST_LAYERS)
 
 
 def _theta(own: ConfigFields) -> float:

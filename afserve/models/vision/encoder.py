@@ -74,7 +74,7 @@ class TileEncoder:
         patch_PI = patches(scaled.to(self._dtype), self.spec.patch)
         x_CD = torch.cat([functional.linear(patch_PI, self._patches_DI), self._class_1D]) + self._places_CD
         x_CD = functional.layer_norm(x_CD, x_CD.shape[-1:], *self._first, _TILE_EPS)
-        x_CD = yield from self._tower.pass_layers(x_CD, self._turn_CE)
+        (x_CD,) = yield from self._tower.pass_layers(x_CD, self._turn_CE)
         x_PD = functional.layer_norm(x_CD, x_CD.shape[-1:], *self._last, _TILE_EPS)[:-1]
         side_NX = joined(x_PD, self._grid, self._grid, self.spec.join)
         adapted = functional.gelu(
@@ -97,8 +97,17 @@ def _layer_of_tiles(spec: TiledEncoderSpec, tensors: TowerTensors, number: int) 
     )
 
 
+class _Merger:
+    def __init__(self, tensors: TowerTensors, stem: str, width: int, wide: int) -> None:
+        self._join = tensors.both(f"{stem}.linear_fc1", wide, wide)
+        self._project = tensors.both(f"{stem}.linear_fc2", width, wide)
+
+    def __call__(self, side_NX: Tensor) -> Tensor:
+        return functional.linear(functional.gelu(functional.linear(side_NX, *self._join)), *self._project)
+
+
 class WholeEncoder:
-    """Qwen3.5's."""
+    """Qwen3-VL's and Qwen3.5's."""
 
     def __init__(
         self,
@@ -119,8 +128,11 @@ class WholeEncoder:
         self._tower = Tower(spec.heads, _WHOLE_EPS, layers, approximate="tanh")
         merger = f"{_VISUAL}.merger"
         self._norm = tensors.both(f"{merger}.norm", d)
-        self._join = tensors.both(f"{merger}.linear_fc1", wide, wide)
-        self._project = tensors.both(f"{merger}.linear_fc2", width, wide)
+        self._merger = _Merger(tensors, merger, width, wide)
+        stems = [f"{_VISUAL}.deepstack_merger_list.{at}" for at in range(len(spec.deep))]
+        self._deep = [
+            (tensors.both(f"{one}.norm", wide), _Merger(tensors, one, width, wide)) for one in stems
+        ]
 
     def encode_tile(self, tile: PictureTile) -> Encoding:
         spec, frames = self.spec, self.spec.frames
@@ -131,10 +143,13 @@ class WholeEncoder:
         x_PD = functional.linear(alike_PI, *self._patches) + self._stretched(tall, wide)
         place_P = torch.arange(tall * wide)
         turn_PE = turns(place_P // wide, place_P % wide, spec.theta, spec.hidden // spec.heads)
-        x_PD = yield from self._tower.pass_layers(x_PD, turn_PE.to(self._device))
+        x_PD, *deep = yield from self._tower.pass_layers(x_PD, turn_PE.to(self._device), spec.deep)
         x_PD = functional.layer_norm(x_PD, x_PD.shape[-1:], *self._norm, _WHOLE_EPS)
-        side_NX = joined(x_PD, tall, wide, spec.join)
-        return functional.linear(functional.gelu(functional.linear(side_NX, *self._join)), *self._project)
+        rows = [self._merger(joined(x_PD, tall, wide, spec.join))]
+        for given_PD, (norm, merger) in zip(deep, self._deep, strict=True):
+            side_NX = joined(given_PD, tall, wide, spec.join)
+            rows.append(merger(functional.layer_norm(side_NX, side_NX.shape[-1:], *norm, _WHOLE_EPS)))
+        return torch.cat(rows, 1)
 
     def _stretched(self, tall: int, wide: int) -> Tensor:
         """What is learned for places, between corners that stay corners."""

@@ -4,7 +4,7 @@ One picture or tile at a time, so that its rows do not depend on what else is co
 layers see (patches, and what a model puts beside them), D width of the tower, E numbers of a head.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,8 @@ ReadTensor = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 Affine = tuple[Tensor, Tensor]
 """A weight, of a map (O, I) or a norm (D), and its bias."""
 Encoding = Generator[None, None, Tensor]
-"""Yields now and then, and returns (N, H): the rows of a picture as the text model reads them."""
+"""Yields now and then, and returns (N, X): the rows of a picture as the text model reads them, side by side with those
+that are added to them behind its first layers."""
 
 
 class PictureEncoder(Protocol):
@@ -60,9 +61,13 @@ class Tower:
         """`approximate`: of GELU."""
         self._heads, self._eps, self._layers, self._approximate = heads, eps, layers, approximate
 
-    def pass_layers(self, x_CD: Tensor, turn_CE: Tensor) -> Encoding:
-        """Yields before each layer. `turn_CE` are complex, a number for each pair of a head."""
-        for layer in self._layers:
+    def pass_layers(
+        self, x_CD: Tensor, turn_CE: Tensor, deep: Sequence[int] = ()
+    ) -> Generator[None, None, list[Tensor]]:
+        """What the last layer gives, and what the layers `deep` do. Yields before each layer. `turn_CE` are complex, a
+        number for each pair of a head."""
+        kept: dict[int, Tensor] = {}
+        for number, layer in enumerate(self._layers):
             yield None
             normed = functional.layer_norm(x_CD, x_CD.shape[-1:], *layer.before, self._eps)
             x_CD = x_CD + functional.linear(
@@ -71,7 +76,9 @@ class Tower:
             normed = functional.layer_norm(x_CD, x_CD.shape[-1:], *layer.behind, self._eps)
             inner = functional.gelu(functional.linear(normed, *layer.up), approximate=self._approximate)
             x_CD = x_CD + functional.linear(inner, *layer.down)
-        return x_CD
+            if number in deep:
+                kept[number] = x_CD
+        return [x_CD, *(kept[number] for number in deep)]
 
     def _attended(self, qkv_CX: Tensor, turn_CE: Tensor) -> Tensor:
         """All to all, heads side by side."""
