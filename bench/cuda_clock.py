@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from afserve.kernels.devices.cuda import chip_of
+from afserve.kernels.devices.opened import device_of
+
 
 @dataclass(frozen=True)
 class Case:
@@ -48,6 +51,7 @@ class Clock:
 
     def __init__(self, device: torch.device, repeats: int) -> None:
         self._flush = torch.empty(256 << 20, dtype=torch.uint8, device=device)
+        self._device = device_of(device)
         self.repeats = repeats
         self.place = "in the graph"
         try:
@@ -59,37 +63,37 @@ class Clock:
         """`repeats` times of one call, ascending."""
         for _ in range(2):
             run()
-        torch.cuda.synchronize()
+        self._device.finish()
         return sorted(self._inside(run) if self.place == "in the graph" else self._around(run))
 
     def _inside(self, run: Callable[[], object]) -> list[float]:
         start, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def launch() -> None:
             self._flush.zero_()
             start.record()
             run()
             end.record()
-        times = []
+
+        replay, times = self._device.record_launch(launch), []
         for _ in range(self.repeats):
-            graph.replay()
-            torch.cuda.synchronize()
+            replay()
+            self._device.finish()
             times.append(start.elapsed_time(end) / 1e3)
         return times
 
     def _around(self, run: Callable[[], object]) -> list[float]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        def launch() -> None:
             run()
-        times = []
+
+        replay, times = self._device.record_launch(launch), []
         for _ in range(self.repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._flush.zero_()
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
+            start = self._device.current().put_event(timed=True)
+            replay()
+            end = self._device.current().put_event(timed=True)
+            self._device.finish()
+            times.append(end.seconds_since(start))
         return times
 
 
@@ -102,7 +106,7 @@ def measure_limits(device: torch.device, clock: Clock) -> Limits:
     copy = statistics.median(clock.seconds(lambda: target.copy_(source)))
     bf16 = statistics.median(clock.seconds(lambda: a @ b))
     fp8 = bf16
-    if torch.cuda.get_device_capability(device) >= (8, 9):
+    if chip_of(device).capability >= (8, 9):
         fp8 = statistics.median(
             clock.seconds(lambda: torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16))
         )

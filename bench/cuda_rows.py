@@ -5,14 +5,18 @@ It knows neither kernels nor processes: cases, limits and a clock come from outs
 
 import statistics
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Protocol
 
 import torch
+import triton
 from triton.errors import TritonError
 
+from afserve.kernels.devices.cuda import chip_of
 from afserve.kernels.devices.opened import device_of
 from bench.cuda_cases import Planned
 from bench.cuda_clock import Case, Limits
+from bench.origin import commit
 
 Row = dict[str, object]
 FAILURES = (  # what a launcher, a compiler or an allocator raises; none of them may end a run
@@ -64,25 +68,15 @@ def row_of(case: Case, limits: Limits, clock: Times) -> Row:
     return row | {"bars": dict(case.bars), "missed": sorted(missed)}
 
 
+def stamp(device: torch.device) -> Row:
+    """Where a row is from."""
+    chip, date = chip_of(device).name, datetime.now(UTC).isoformat(timespec="seconds")
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    return {"machine": chip, "commit": commit(), "date": date, **versions}
+
+
 def failed(name: str, error: BaseException | str) -> Row:
     return {"case": name, "error": error if isinstance(error, str) else _line(error)}
-
-
-def verdicts(rows: Iterable[Row]) -> list[str]:
-    """One line per bar missed and case failed, and whether FP8 is above bf16's rate where both multiply 4,096 rows."""
-    kept = list(rows)
-    lines = [f"failed  {row['case']}: {row['error']}" for row in kept if "error" in row]
-    for row in kept:
-        for name in row.get("missed", ()):
-            lines.append(
-                f"missed  {row['op']} {row['case']}: {name} {row.get(name)}, bar {row['bars'][name]}"
-            )
-    large = {str(row["case"]): row["us_median"] for row in kept if str(row["case"]).endswith("rows4096")}
-    for case, taken in large.items():
-        bf16 = large.get(case.replace("fp8", "bf16"))
-        if case.startswith("fp8") and bf16 is not None and taken >= bf16:
-            lines.append(f"missed  experts {case}: {taken} us, bf16 {bf16} us")
-    return lines or ["every bar met"]
 
 
 def _check(device: torch.device) -> None:

@@ -20,8 +20,7 @@ from afserve.kernels.triton.config import AttentionTile, ExpertTiles, RouterTile
 from afserve.kernels.triton.tiles import ALL, AnyTile, TileTable
 from bench.cuda_cases import Experts, gqa_case, mla_case, mla_prompt_case, small_case
 from bench.cuda_clock import Case, Clock
-from bench.cuda_origin import stamp
-from bench.cuda_rows import FAILURES
+from bench.cuda_rows import FAILURES, stamp
 
 Fields = Mapping[str, int]
 Space = Mapping[str, Sequence[int]]

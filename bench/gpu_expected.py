@@ -197,7 +197,7 @@ def section() -> str:
     return "\n\n".join(
         [
             "**Expected, not measured**: no kernel has run on a GPU. `python -m bench.gpu_expected` reckons from the compile budget (`bench/gpu_budget.jsonl`) and the chip's "
-            "figures (`configs/hardware`); bytes in flight, tails of waves and launches are left out. `python -m bench.kernels_cuda --all` times the kernels by the same names: what takes "
+            "figures (`configs/hardware`); bytes in flight, tails of waves and launches are left out. `python -m bench.kernels_cuda` times the kernels by the same names: what takes "
             "longer than twice the last column contradicts it.",
             *map(expected, SETTINGS),
         ]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.grouped import Groups
+from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -80,10 +81,9 @@ def _ffn(ops: TritonBackend, kind: str, hidden: int, inner: int, rows: int) -> N
 
 
 def plans(ops: TritonBackend) -> Iterator[Launch]:
-    """512 rows of 8 choices, and a few, among the slots of an expert node."""
+    """512 rows of 8 choices among the slots of an expert node."""
     for slots in (32, 64, 128, 256, 384, 512):
         yield f"plan {slots} slots", partial(plan_rows, zeros(512, 8, dtype=I32), slots, 16)
-        yield f"plan {slots} slots, few rows", partial(plan_rows, zeros(4, 8, dtype=I32), slots, 16)
 
 
 def routers(ops: TritonBackend) -> Iterator[Launch]:
@@ -115,6 +115,12 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
     yield "rope", partial(ops.rope, q, angle, angle, at, False)
     yield "write kv", partial(ops.write_kv, k, k, cache, cache, at)
     yield "write latent", partial(ops.write_latent, zeros(3, 576), latent, at, 512)
+    layer = MlaLayer(
+        norm, ops.pack_linear(zeros(2112, 64), None), zeros(1536), ops.pack_linear(zeros(64, 1536), None), zeros(512),
+        ops.pack_heads(zeros(1, 512, 128)), ops.pack_heads(zeros(1, 128, 512)), angle[:, :32], angle[:, :32], True,
+        ops.pack_linear(zeros(64, 128), None), norm, None, None, None, None, 1, 128, 64, 1e-6, 1e-6, 0.1,
+    )  # fmt: skip
+    yield "keep latents", partial(ops.keep_latents, zeros(3, 2112), layer, latent, batch_of(3, 1, 64))
     turned = q, k, k, angle, angle, at, cache, cache, at, False
     yield "rope and write", partial(rope_write_kv, *turned)
     yield "norms, rope and write", partial(rope_write_kv, *turned, norm, norm, 1e-6)

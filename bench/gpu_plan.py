@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 from bench.gpu_runner import Step
+from bench.kernels_cuda import GROUPS
 from bench.origin import ROOT
 
 TOPOLOGIES = ("colocated", "1x1", "1x2")
 WIDE = (("deepseek-v3", 4), ("qwen3-235b-a22b", 4))  # dummy weights of these shapes, so many layers
 SANITIZER = "compute-sanitizer"
-FILES = ("experts", "bits", "attention", "router", "kv", "norm", "quant", "graph", "far", "joining")
+FILES = ("experts", "bits", "attention", "router", "kv", "norm", "quant", "graph", "far", "joining", "symm")
 
 
 def steps(device: str, wheels: Path, scale: float) -> list[Step]:
@@ -45,7 +46,10 @@ def steps(device: str, wheels: Path, scale: float) -> list[Step]:
     planned.append(step("sampler", *own("sampler"), minutes=1))
     planned.append(step("copies", *own("copies"), minutes=1))
     if on_gpu:
-        planned.append(step("kernels", *module("kernels_cuda", "--failures"), minutes=5))
+        planned += [
+            step(f"kernels-{group}", *module("kernels_cuda", "--failures", "--only", group), minutes=1.5)
+            for group in GROUPS
+        ]
     planned += [step(f"engine-{name}", *own("engine", name), minutes=1.5) for name in TOPOLOGIES]
     return planned
 

@@ -2,7 +2,6 @@
 
 python -m bench.kernels_cuda                  rows of every group of ops, appended to bench/results/kernels_cuda.jsonl
 python -m bench.kernels_cuda --only experts   of one group
-python -m bench.kernels_cuda --all            the Triton tests on the device, then every group; under ten minutes
 python -m bench.kernels_cuda --search         the fastest tiles found, into kernels/triton/tiles.json
 
 Copy bandwidth and matrix rates are measured in the same run. Without a CUDA device it prints "not measured" and
@@ -11,14 +10,14 @@ writes nothing.
 
 import argparse
 import json
-from itertools import islice
 from pathlib import Path
 
 import torch
 
-from bench.cuda_origin import GROUPS, LOST, stamp
 from bench.origin import ROOT
 
+GROUPS = ("mla", "experts", "gqa", "prefill", "small")
+LOST = 3  # exit status of a process whose device answers no more
 OUT = ROOT / "bench" / "results" / "kernels_cuda.jsonl"
 
 
@@ -27,24 +26,19 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("not measured: no CUDA device")
         return 0
-    if options.all:
-        from bench.cuda_all import everything, launch_group, run_tests
-
-        return everything(options.out, options.minutes, run_tests, launch_group)
     if options.search:
         from bench.cuda_search import search_device
 
         return search_device(options.tiles, options.minutes, options.only)
-    return rows(options.only or GROUPS, options.out, options.skip, options.repeats, options.failures)
+    return rows(options.only or GROUPS, options.out, options.repeats, options.failures)
 
 
-def rows(groups: tuple[str, ...] | list[str], out: Path, skip: int, repeats: int, failures: bool) -> int:
-    """Measure whole groups in this process; `skip` cases of the first are known already. What failed is printed, and
-    written with `failures`."""
+def rows(groups: tuple[str, ...] | list[str], out: Path, repeats: int, failures: bool) -> int:
+    """Measure whole groups in this process. What failed is printed, and written with `failures`."""
     from afserve.kernels.triton.backend import TritonBackend  # needs triton
     from bench.cuda_cases import groups as all_groups
     from bench.cuda_clock import Clock, measure_limits
-    from bench.cuda_rows import DeviceLost, Row, measure
+    from bench.cuda_rows import DeviceLost, Row, measure, stamp
 
     device = torch.device("cuda", torch.cuda.current_device())
     ops, clock = TritonBackend.open(device), Clock(device, repeats)
@@ -65,11 +59,10 @@ def rows(groups: tuple[str, ...] | list[str], out: Path, skip: int, repeats: int
     planned = all_groups(ops)
     for group in groups:
         try:
-            measure(islice(planned[group], skip, None), limits, clock, write, device)
+            measure(planned[group], limits, clock, write, device)
         except DeviceLost as error:
             print(f"the device was lost: {error}")
             return LOST
-        skip = 0
     return 0
 
 
@@ -86,12 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.kernels_cuda", description="Triton kernels on a GPU"
     )
-    parser.add_argument("--all", action="store_true", help="tests on the device, then every group")
     parser.add_argument("--search", action="store_true", help="search tiles, write no rows")
     parser.add_argument("--only", action="append", choices=GROUPS, help="one group; may be repeated")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--minutes", type=float, default=9.0, help="what --all and --search may take")
-    parser.add_argument("--skip", type=int, default=0, help="cases of the group that are known already")
+    parser.add_argument("--minutes", type=float, default=9.0, help="what --search may take")
     parser.add_argument("--failures", action="store_true", help="rows for cases that failed too")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--tiles", type=Path, default=ROOT / "kernels" / "triton" / "tiles.json")

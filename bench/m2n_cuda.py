@@ -3,8 +3,7 @@
 128 rows x 7168, top-8, 8 experts per node, FP8 or bf16 out and bf16 back, one attention node and one to eight expert
 nodes. With a GPU for each node they are processes of their own; with fewer, all are on one GPU, each in a stream: then
 every byte crosses that GPU's memory instead of NVLink. A round is a graph replay at all ends, without any computing,
-after the L2 cache was overwritten. `--all` runs the tests of `symm` on the device before. Without a CUDA device it
-prints "not measured" and writes nothing.
+after the L2 cache was overwritten. Without a CUDA device it prints "not measured" and writes nothing.
 """
 
 import argparse
@@ -12,8 +11,6 @@ import json
 import multiprocessing
 import socket
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,12 +20,11 @@ import torch
 from afserve.comm.peer_memory.cuda_driver import CudaDriver
 from afserve.comm.peer_memory.ipc_domain import IpcDomain, Shared
 from afserve.comm.transport import Kind, Layout, WireType
+from afserve.kernels.devices.opened import device_of
 from bench.origin import ROOT, origin
 
 ROWS, HIDDEN, TOP_K, PER_NODE = 128, 7168, 8, 8
 SPAWN = multiprocessing.get_context("spawn")
-TESTS = [f"tests/kernels/triton/{name}.py" for name in ("test_symm", "test_symm_transport")]
-TEST_SECONDS = 300.0
 WIRES = {"fp8": WireType.FLOAT8, "bf16": WireType.BFLOAT16}
 LONGEST = 120.0
 PATIENCE_NS = 30_000_000_000
@@ -61,13 +57,11 @@ def expert(node: int, connection: socket.socket, wire: str, rounds: int, pipe: C
         end.answer(end.receive(0), y_NH)
 
     turn()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        turn()
+    device_of(device).finish()
+    replay = device_of(device).record_launch(turn)
     pipe.send("captured")
     for _ in range(rounds):
-        graph.replay()
+        replay()
     end.check()
     pipe.recv()
 
@@ -91,20 +85,18 @@ def attention(
 
     turn()
     end.check()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        turn()
+    replay = device_of(device).record_launch(turn)
     for pipe in pipes:
         assert pipe.poll(LONGEST) and pipe.recv() == "captured"
     flush = torch.empty(256 << 20, dtype=torch.uint8, device=device)
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
-    for begin, finish in marks:
+    queue, marks = device_of(device).current(), []
+    for _ in range(rounds):
         flush.zero_()
-        begin.record()
-        graph.replay()
-        finish.record()
+        begin = queue.put_event(timed=True)
+        replay()
+        marks.append((begin, queue.put_event(timed=True)))
     end.check()
-    seconds = sorted(begin.elapsed_time(finish) / 1e3 for begin, finish in marks[rounds // 10 :])
+    seconds = sorted(finish.seconds_since(begin) for begin, finish in marks[rounds // 10 :])
     for pipe in pipes:
         pipe.send("bye")
     copy = copy_bandwidth(Clock(device, 30))
@@ -138,18 +130,18 @@ def one_process(wire: str, nodes: int, device: torch.device) -> tuple[Callable[[
     ]
     x_TH, slot_TK, weight_TK, stamp = inputs(nodes, device)
     y_NH = torch.ones(ROWS, HIDDEN, dtype=torch.bfloat16, device=device)
-    streams = [torch.cuda.Stream() if is_gpu else None for _ in range(nodes)]
+    place = device_of(device)
+    queues = [place.queue() for _ in range(nodes)]
 
     def turn() -> torch.Tensor:
+        here = place.current()
         ticket = front.dispatch(x_TH, slot_TK, weight_TK, stamp, 0)
-        for back, stream in zip(backs, streams):
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+        for back, queue in zip(backs, queues):
+            with queue.inside():
                 back.answer(back.receive(0), y_NH)
-        for stream in streams:
-            if stream is not None:
-                torch.cuda.current_stream().wait_stream(stream)
+        for queue in queues:
+            with queue.inside(), here.inside():
+                pass  # what follows here waits for what is in the queue
         return front.combine(ticket)
 
     turn()
@@ -227,16 +219,11 @@ def main() -> None:
     parser.add_argument("--wires", default=",".join(WIRES), help="of rows on their way out")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", action="store_true", help="one object a line instead of a table")
-    parser.add_argument("--all", action="store_true", help="first the tests of symm, on this device")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "m2n_cuda.jsonl")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("not measured: no CUDA device")
         return
-    if options.all:
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT, check=False, timeout=TEST_SECONDS
-        )
     torch.cuda.set_device(0)
     known = origin()
     for found in cases([int(n) for n in options.nodes.split(",")], options.wires.split(","), options.rounds):

@@ -318,8 +318,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 GPU = (
     "**GPU**: not measured. The Triton kernels are tested in the interpreter and compiled for sm_90 and sm_100 by tests, each within a budget of registers and loads (`bench/gpu_budget.jsonl`); the path around them (which "
     "tensor is on which device, no layer waits for the device) is tested on pretended GPUs. On a machine with a GPU, "
-    "`python -m bench.gpu_first_run` compiles and tests the kernels, compares the tokens of all topologies and measures, in half an hour; "
-    "`python -m bench.kernels_cuda --all` and `python -m bench.m2n_cuda --all` measure more."
+    "`python -m bench.gpu_first_run` compiles and tests the kernels, compares the tokens of all topologies and measures, in half an hour."
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.half import join_half, opened
 from afserve.kernels.indexer import INDEX_EPS, Indexer, as_rows, chosen_batch
-from afserve.kernels.latent import BoundMla
+from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
@@ -32,15 +32,11 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     tokens, head = x_TH.shape[0], layer.nope + layer.rope
     normed_TH = ops.rms_norm(x_TH, layer.input_norm_H, layer.eps)
     made_TD = ops.linear(normed_TH, layer.down)
-    query = made_TD[:, : layer.query]
-    if not layer.borrows:
-        _, latent_TC, k_rope = made_TD.split((layer.query, layer.rank, layer.rope), 1)
-        latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
-        k_rope = turned(k_rope.unsqueeze(1)).squeeze(1)
-        ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
-    ranked_TR = query
-    if layer.q_up is not None and layer.q_norm_R is not None:
-        ranked_TR = ops.rms_norm(query, layer.q_norm_R, layer.latent_eps)
+    ranked_TR = ops.keep_latents(made_TD, layer, cache_NBC, batch)
+    if ranked_TR is None:
+        ranked_TR = latents_kept(ops, made_TD, layer, cache_NBC, batch)
+    query = ranked_TR
+    if layer.q_up is not None:
         query = ops.linear(ranked_TR, layer.q_up)
     if layer.indexer is not None:
         batch.chosen.rows = _choose(ops, normed_TH, ranked_TR, layer.indexer, bound, batch)
@@ -55,6 +51,22 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
     seen_TAV = ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch)
     return opened(ops, normed_TH, seen_TAV, layer.steps).reshape(tokens, -1)
+
+
+def latents_kept(
+    ops: Reference, made_TD: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
+) -> Tensor:
+    """(T, R) of what `layer.down` made: the query's part, normed where it has a norm. Latents, normed, and their keys,
+    turned, are written, unless the layer borrows them."""
+    query = made_TD[:, : layer.query]
+    if not layer.borrows:
+        _, latent_TC, k_rope = made_TD.split((layer.query, layer.rank, layer.rope), 1)
+        latent_TC = ops.rms_norm(latent_TC, layer.latent_norm_C, layer.latent_eps)
+        if layer.rope:
+            angles = layer.cos_PD, layer.sin_PD, batch.position_T
+            k_rope = ops.rope(k_rope.unsqueeze(1), *angles, layer.interleaved).squeeze(1)
+        ops.write_latent(torch.cat((latent_TC, k_rope), 1), cache_NBC, batch.kv_slot_T, layer.rank)
+    return query if layer.q_norm_R is None else ops.rms_norm(query, layer.q_norm_R, layer.latent_eps)
 
 
 def _choose(

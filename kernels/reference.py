@@ -218,16 +218,16 @@ class Reference:
             latent_TC, cache_NBC = latent_rows(latent_TC, rank, cache_NBC.dtype), cache_NBC.view(torch.int8)
         cache_NBC.view(-1, cache_NBC.shape[-1])[kv_slot_T] = latent_TC
 
+    def keep_latents(
+        self, made_TD: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
+    ) -> Tensor | None:
+        """`half_latent.latents_kept` in one piece; None, and nothing done, where single ops shall do it."""
+        return None
+
     def attend_gqa(
-        self,
-        q_TAD: Tensor,
-        k_NGBD: Tensor,
-        v_NGBD: Tensor,
-        batch: PagedBatch,
-        scale: float,
-        window: int | None,
+        self, q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch, scale: float, window: int | None,
         sink_A: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         _, heads, _ = q_TAD.shape
         groups = k_NGBD.shape[1]
         out = torch.empty((q_TAD.shape[0], heads, v_NGBD.shape[3]), dtype=q_TAD.dtype, device=q_TAD.device)

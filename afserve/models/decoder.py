@@ -109,6 +109,10 @@ class DecoderLayer:
         """Whether a norm follows the sum of shared and routed experts, so that `whole_sum` takes both."""
         return self._ffn.adds_at_once
 
+    def adds_alone(self, sent: Sent) -> bool:
+        """Whether a layer's sums, and before them those of its shared expert, are added as they come."""
+        return not self.adds_at_once and self._latent is None and sent.own_TX is None
+
     def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
         """What an MoE layer adds to the residual stream, but for a shared expert that was added before; `routed_TH` are
         the sums of its experts, as wide as what was `sent`."""

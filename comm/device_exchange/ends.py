@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from afserve.comm.device_exchange.region import Region
+from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.mailbox.wire import Frame
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
@@ -160,12 +161,14 @@ class SymmAttention(_End):
         super().__init__(layout, boxes, patience, Role.EXPERT)
 
     def dispatch(
-        self, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, stamp: Tensor, micro_batch: int
-    ) -> SymmTicket:
+        self, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, stamp: Tensor, micro_batch: int,
+        routes: LayerRoutes | None = None,
+    ) -> SymmTicket:  # fmt: skip
         """Send each row once to every node that has one of its slots.
 
-        slot_TK is int32 and counts through all nodes (node * slots + slot, -1: none); rows without a slot stay here, so
-        T may be an upper bound. `stamp` is int32 (layer, epoch), on the device. T is at most the layout's most rows.
+        slot_TK is int32 and counts through all nodes (node * slots + slot, -1: none), or has experts, of any integer
+        type, that `routes` turn into such; rows without a slot stay here, so T may be an upper bound. `stamp` is int32
+        (layer, epoch), on the device. T is at most the layout's most rows.
         """
         layout, boxes, rows = self._layout, self._boxes[micro_batch], x_TH.shape[0]
         assert rows <= layout.max_rows and x_TH.stride(1) == 1, (
@@ -173,8 +176,18 @@ class SymmAttention(_End):
         )
         number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
         place_NT = torch.empty((len(boxes), rows), dtype=torch.int32, device=x_TH.device)
+        chosen_TK, slot_EP, below_EP, experts, replicas = slot_TK, None, None, 0, 1
+        if routes is not None:
+            slot_TK, slot_EP, below_EP = (
+                torch.empty_like(weight_TK, dtype=torch.int32),
+                routes.slot_EP,
+                routes.below_EP,
+            )
+            experts, replicas = slot_EP.shape[0] - 1, slot_EP.shape[1]
         symm_kernels.plan_nodes[(len(boxes),)](
-            slot_TK, place_NT, count_N, number_N, rows, layout.slots, CHOICES=layout.top_k, ROWS=_PLAN_ROWS, **FUSED,
+            x_TH, chosen_TK, slot_EP, below_EP, slot_TK, place_NT, count_N, number_N, rows, layout.slots, experts,
+            replicas, layout.hidden, x_TH.stride(0), CHOICES=layout.top_k, ROUTED=routes is not None, ROWS=_PLAN_ROWS,
+            **FUSED,
         )  # fmt: skip
         if rows:
             symm_kernels.put_rows[(rows, self._parts)](
@@ -194,22 +207,36 @@ class SymmAttention(_End):
 
     def combine(self, ticket: SymmTicket) -> Tensor:
         """y_TH, float32: the partial sums in the order of the nodes. NaN if one stayed silent: `check` says who."""
-        layout, boxes = self._layout, self._boxes[ticket.micro_batch]
+        shape = ticket.place_NT.shape[1], self._layout.hidden
+        y_TH = torch.empty(shape, dtype=torch.float32, device=ticket.place_NT.device)
+        self._combine_into(ticket, y_TH, None, None, 0, add=False)
+        return y_TH
+
+    def fold_sums(
+        self, ticket: SymmTicket, x_TH: Tensor, shared_TH: Tensor | None, bad_T: Tensor | None, layer: int
+    ) -> None:
+        """`combine` whose sums are added to x_TH as by `Ops.add_sums`, behind `shared_TH` of the same dtype."""
+        shared_TH = None if shared_TH is None else shared_TH.contiguous()
+        bad_T = x_TH.new_empty(len(x_TH), dtype=torch.int32) if bad_T is None else bad_T
+        self._combine_into(ticket, x_TH, shared_TH, bad_T, layer, add=True)
+
+    def _combine_into(
+        self, ticket: SymmTicket, y_TH: Tensor, shared_TH: Tensor | None, bad_T: Tensor | None, layer: int, *,
+        add: bool,
+    ) -> None:  # fmt: skip
+        layout, boxes, region = self._layout, self._boxes[ticket.micro_batch], self._combine
         number_N = self._number_MN[ticket.micro_batch]
-        rows = ticket.place_NT.shape[1]
-        y_TH = torch.empty((rows, layout.hidden), dtype=torch.float32, device=ticket.place_NT.device)
-        region = self._combine
         self.waits_here()
         symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, None, None, self._error, self._host, layout.max_rows, region.half,
             self._patience.limit, NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
-        if rows:
-            symm_kernels.sum_answers[(rows, self._parts)](
-                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, rows, layout.hidden, len(boxes), region.half,
-                region.x, COLUMNS=self._columns, WIRE=_WIRES[layout.combine_wire], **FUSED,
+        if len(y_TH):
+            symm_kernels.sum_answers[(len(y_TH), self._parts)](
+                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, shared_TH, bad_T, len(y_TH), layout.hidden,
+                y_TH.stride(0), len(boxes), region.half, layer, region.x, ADD=add, COLUMNS=self._columns,
+                WIRE=_WIRES[layout.combine_wire], **FUSED,
             )  # fmt: skip
-        return y_TH
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ Shapes: T rows of a micro-batch, N expert nodes, H hidden size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from afserve.comm.device_exchange.ends import Boxes, Patience, SymmAttention, Sy
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.routes import RouteTable
 from afserve.comm.m2n.ticket import Ticket
+from afserve.comm.m2n.unrecorded import Fold
 from afserve.comm.transport import Box, Header, Kind, SharingRegions
 from afserve.errors import DispatchRefused, PeerLost
 
@@ -86,7 +88,7 @@ class DeviceLink(ExpertLink):
         routes, deadline = step.table.layers[layer], self._clock.now() + self._deadline
         ticket = Ticket(layer, micro_batch, len(x_TH), deadline, routes, step.table.epoch)
         assert step.why or layer == step.next_layer, f"layer {layer} after {step.next_layer - 1}"
-        sent = None if step.why else self._send(step, x_TH, routes.choose(x_TH, expert_TK), weight_TK, layer)
+        sent = None if step.why else self._send(step, x_TH, expert_TK, weight_TK, layer)
         ticket.exchanged = _Exchanged(step, sent)
         return ticket
 
@@ -122,6 +124,26 @@ class DeviceLink(ExpertLink):
             shape = ticket.rows, self._layout.hidden
             return torch.full(shape, float("nan"), dtype=torch.float32, device=self._device)
         return step.front.combine(exchanged.sent)
+
+    def folding(self, ticket: Ticket) -> Fold | None:
+        exchanged = ticket.exchanged
+        if not isinstance(exchanged, _Exchanged) or exchanged.sent is None:
+            return None
+        return partial(self._fold, exchanged.step, exchanged.sent)
+
+    @staticmethod
+    def _fold(
+        step: _Step,
+        sent: SymmTicket,
+        x_TH: Tensor,
+        shared_TH: Tensor | None,
+        bad_T: Tensor | None,
+        layer: int,
+    ) -> None:
+        if step.why:
+            x_TH.fill_(float("nan"))  # the step is run again
+        else:
+            step.front.fold_sums(sent, x_TH, shared_TH, bad_T, layer)
 
     def prepare(self, micro_batch: int) -> object | None:
         step = self._open(micro_batch)
@@ -221,15 +243,18 @@ class DeviceLink(ExpertLink):
             self._broken.append(error)
         return number
 
-    def _send(self, step: _Step, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, layer: int) -> SymmTicket:
+    def _send(
+        self, step: _Step, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, layer: int
+    ) -> SymmTicket:
         step.next_layer, step.since = layer + 1, self._clock.now()
-        return step.front.dispatch(x_TH, slot_TK, weight_TK, self._stamp_L4[layer], 0)
+        stamp, routes = self._stamp_L4[layer], step.table.layers[layer]
+        return step.front.dispatch(x_TH, expert_TK, weight_TK, stamp, 0, routes)
 
     def _send_nothing(self, step: _Step) -> None:
         layout, device = self._layout, self._device
         x_TH = torch.empty((0, layout.hidden), dtype=layout.dispatch_wire.dtype, device=device)
-        slot_TK = torch.empty((0, layout.top_k), dtype=torch.int32, device=device)
-        self._send(step, x_TH, slot_TK, slot_TK.float(), step.next_layer)
+        none_TK = torch.empty((0, layout.top_k), dtype=torch.int32, device=device)
+        self._send(step, x_TH, none_TK, none_TK.float(), step.next_layer)
 
     def _look(self, step: _Step) -> None:
         """At answers to its opening. A node that refuses is lost, as with any dispatch."""

@@ -12,6 +12,7 @@ from afserve.comm.m2n.bank import LocalTicket
 from afserve.comm.m2n.called import CalledRows
 from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.comm.m2n.ticket import Ticket
+from afserve.comm.m2n.unrecorded import Fold
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.kernels.packed import PackedExperts
@@ -41,6 +42,10 @@ class Link(Protocol[_AnyTicket]):
 
     def combine(self, ticket: _AnyTicket) -> Tensor:
         """y_TH, float32, of a ticket that is ready; its own until the micro-batch's next dispatch."""
+
+    def folding(self, ticket: _AnyTicket) -> Fold | None:
+        """What takes the place of `combine` and `Ops.add_sums` once the ticket is ready, with what a shared expert adds
+        before; None where there is no such launch."""
 
     def held(self, micro_batch: int, *, done: bool = False) -> bool:
         """All layers of a step of it were combined. Whether these sums count; else the step has to be run again, once,

@@ -21,30 +21,25 @@ from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
 from afserve.kernels.libraries.flashinfer import FlashInfer
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
-from afserve.kernels.triton import choice as triton_choice
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
-from afserve.kernels.triton import mla as triton_mla
-from afserve.kernels.triton import mla_prompts as triton_prompts
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton import router as triton_router
 from afserve.kernels.triton.attention import attend_gqa
 from afserve.kernels.triton.experts import ExpertWeights
 from afserve.kernels.triton.experts_bits import CodedWeights
 from afserve.kernels.triton.joining import Joint
-from afserve.kernels.triton.latent_prompts import PromptPlans, plan_of, plannable
+from afserve.kernels.triton.latents import LatentBackend
 from afserve.kernels.triton.quant import quantise_blocks
-from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
 
 AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)
 CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
 
 
-class TritonBackend(Reference):
+class TritonBackend(LatentBackend):
     """Dense products, LayerNorm, gated delta nets, argmax, a choice of rows by keys in 8 bits and the caches' memory
     are PyTorch's by choice, which is no fallback.
 
@@ -63,9 +58,8 @@ class TritonBackend(Reference):
         parts: int | None = None,
         library: FlashInfer | None = None,
     ) -> None:
-        super().__init__(device)
-        self._multiprocessors, self.tiles = multiprocessors, tiles or TileTable()
-        self._has_fp8, self._parts, self._library = has_fp8, parts, library
+        super().__init__(device, multiprocessors, tiles or TileTable(), parts)
+        self._has_fp8, self._library = has_fp8, library
 
     @classmethod
     def open(cls, device: torch.device, parts: int | None = None, library: str = "") -> Self:
@@ -297,46 +291,10 @@ class TritonBackend(Reference):
                 return seen_TAD
         decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())
         keys = batch.max_context if window is None else min(window, batch.max_context)
-        parts = self._cut(batch.sequences * k_NGBD.shape[1], keys, decode.split)
+        parts = self.context_parts(batch.sequences * k_NGBD.shape[1], keys, decode.split)
         q = q_TAD.to(k_NGBD.dtype)
         out = attend_gqa(q, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
         return out.to(q_TAD.dtype)
-
-    def attend_mla(
-        self, q_TAC: Tensor, cache_NBC: Tensor, rank: int, batch: PagedBatch, scale: float
-    ) -> Tensor:
-        tokens, heads = q_TAC.shape[:2]
-        tile = self.tiles.mla(heads, cache_NBC.element_size())
-        parts = self._cut(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
-        q = q_TAC.to(cache_NBC.dtype)
-        return triton_mla.attend_mla(q, cache_NBC, rank, batch, scale, tile, parts).to(q_TAC.dtype)
-
-    def choose_rows(
-        self, q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: PagedBatch, top: int
-    ) -> Tensor:
-        return triton_choice.choose_rows(q_TJI, weight_TJ, index_NBI, batch, top)
-
-    def bind_batch(self, batch: PagedBatch) -> PagedBatch:
-        return batch.with_handle(PromptPlans()) if plannable(batch) else batch
-
-    def attend_latent(
-        self, q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
-    ) -> Tensor:
-        """Absorbed, but for prompts whose latents are multiplied up (`latent_prompts.py`)."""
-        tile = self.tiles.mla_prompt(cache_NBC.element_size())
-        plan = plan_of(layer, q_TAD, cache_NBC, batch, tile.queries)
-        if plan is None:
-            return super().attend_latent(q_TAD, q_rope_TAE, layer, cache_NBC, batch)
-        out_TAV = q_TAD.new_empty((*q_TAD.shape[:2], layer.value_size))
-        if plan.absorbed is not None:
-            row_R, part = plan.absorbed.row_R, plan.absorbed.batch
-            out_TAV[row_R] = super().attend_latent(q_TAD[row_R], q_rope_TAE[row_R], layer, cache_NBC, part)
-        for prompts in plan.prompts:
-            triton_prompts.multiply_up(q_TAD, q_rope_TAE, layer, cache_NBC, prompts, tile, out_TAV)
-        return out_TAV
-
-    def _cut(self, programs: int, keys: int, shortest: int) -> int:
-        return self._parts or parts_for(programs, keys, shortest, self._multiprocessors)
 
 
 def _with_gate_like_rows(layer: AnyLayer) -> AnyLayer:

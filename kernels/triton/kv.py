@@ -14,6 +14,8 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from afserve.kernels.latent import MlaLayer
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
 
 
@@ -119,22 +121,40 @@ def _rope_write_kv(
 
 
 @triton.jit
-def _write_latent(
-    latent_ptr,
-    cache_ptr,
-    slot_ptr,
-    columns,
-    block_size,
-    latent_token,
-    cache_block,
-    cache_offset,
-    COLUMNS: tl.constexpr,
-):
+def _norm_row(x_ptr, out_ptr, norm_ptr, size, eps, SIZE: tl.constexpr):
+    """One row normed, or copied where there is no norm."""
+    d = tl.arange(0, SIZE)
+    x = tl.load(x_ptr + d, mask=d < size, other=0.0).to(tl.float32)
+    if norm_ptr is not None:
+        x = _normed(
+            x, tl.rsqrt(tl.sum(x * x, axis=0) / size + eps), norm_ptr, d, d < size, x_ptr.dtype.element_ty
+        )
+    tl.store(out_ptr + d, x.to(out_ptr.dtype.element_ty), mask=d < size)
+
+
+@triton.jit
+def _keep_latents(
+    made_ptr, q_ptr, cache_ptr, q_norm_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr, eps, query, rank, half,
+    rope, block_size, made_token, cache_block, cache_offset,
+    QUERY: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """One token's latent to its slot, and its key behind it; by a second program its query."""
     token = tl.program_id(0).to(tl.int64)
+    made_ptr += token * made_token
+    if q_norm_ptr is not None:  # noqa: SIM102, for the other is known when it runs
+        if tl.program_id(1) == 1:
+            _norm_row(made_ptr, q_ptr + token * query, q_norm_ptr, query, eps, QUERY)
+            return
     slot = tl.load(slot_ptr + token).to(tl.int64)
     if slot >= 0:
         to = cache_ptr + slot // block_size * cache_block + slot % block_size * cache_offset
-        _copy_heads(latent_ptr + token * latent_token, to, 1, 0, 0, columns, 1, COLUMNS)
+        _norm_row(made_ptr + query, to, norm_ptr, rank, eps, RANK)
+        if HALF > 0:
+            angle = tl.load(position_ptr + token).to(tl.int64) * half
+            _turn_heads(
+                made_ptr + query + rank, to + rank, None, cos_ptr + angle, sin_ptr + angle, 1, 0, 0, half, rope, 0.0,
+                1, HALF, REST, INTERLEAVED,
+            )  # fmt: skip
 
 
 def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
@@ -205,13 +225,35 @@ def _launch_kv(
 
 def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
     """Whole latent rows (compressed KV, then the turned key) to slots block * B + offset."""
-    latent_TC = _packed_last(latent_TC)
+    _launch_latents(_packed_last(latent_TC), None, cache_NBC, None, None, kv_slot_T, latent_TC.shape[1])
+
+
+def keep_latents(made_TD: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
+    """`Reference.keep_latents`, one launch."""
+    query, made_TD = made_TD[:, : layer.query], _packed_last(made_TD)
+    if layer.q_norm_R is not None:
+        query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    _launch_latents(made_TD, query, cache_NBC, layer, batch.position_T, batch.kv_slot_T, layer.rank)
+    return query
+
+
+def _launch_latents(
+    made_TD: Tensor, query: Tensor | None, cache_NBC: Tensor, layer: MlaLayer | None, position_T: Tensor | None,
+    kv_slot_T: Tensor, rank: int,
+) -> None:  # fmt: skip
     assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
-    tokens, columns = latent_TC.shape
+    tokens, width = len(made_TD), 0 if query is None else query.shape[1]
+    q_norm = norm = cos = sin = None
+    half, rope = 0, 0
+    if layer is not None:
+        q_norm, norm, cos, sin = layer.q_norm_R, layer.latent_norm_C, layer.cos_PD, layer.sin_PD
+        half, rope = cos.shape[1] if layer.rope else 0, layer.rope
     if tokens:
-        _write_latent[(tokens,)](
-            latent_TC, cache_NBC, kv_slot_T, columns, cache_NBC.shape[1], latent_TC.stride(0), *cache_NBC.stride()[:2],
-            COLUMNS=_power(columns), **FUSED,
+        _keep_latents[(tokens, 1 if q_norm is None else 2)](
+            made_TD, query, cache_NBC, q_norm, norm, cos, sin, position_T, kv_slot_T,
+            layer.latent_eps if layer else 0.0, width, rank, half, rope, cache_NBC.shape[1], made_TD.stride(0),
+            *cache_NBC.stride()[:2], QUERY=_power(max(width, 1)), RANK=_power(rank), HALF=_power(half) if half else 0,
+            REST=_rest(rope, half), INTERLEAVED=layer is not None and layer.interleaved, **FUSED,
         )  # fmt: skip
 
 

@@ -58,8 +58,9 @@ def _step(
 
 @triton.jit(do_not_specialize=["sequences", "table_row", "parts"])
 def _attend_latent(
-    q_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
-    scale, sequences, heads, rank, rope, q_token, q_head, table_row, cache_block, cache_offset, parts,
+    q_ptr, q_rope_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
+    scale, sequences, heads, rank, rope, q_token, q_head, rope_token, rope_head, table_row, cache_block, cache_offset,
+    parts,
     SEQUENCES: tl.constexpr, ONE_EACH: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr,
     RANK: tl.constexpr, ROPE: tl.constexpr,
@@ -81,7 +82,8 @@ def _attend_latent(
     e = tl.arange(0, ROPE)
     q_at = q_ptr + token.to(tl.int64) * q_token + (head * q_head)[:, None]
     q = tl.load(q_at + c[None, :], mask=used[:, None] & (c < rank)[None, :], other=0.0)
-    q_rope = tl.load(q_at + rank + e[None, :], mask=used[:, None] & (e < rope)[None, :], other=0.0)
+    q_at = q_rope_ptr + token.to(tl.int64) * rope_token + (head * rope_head)[:, None]
+    q_rope = tl.load(q_at + e[None, :], mask=used[:, None] & (e < rope)[None, :], other=0.0)
     values = tl.zeros((ROWS, RANK), dtype=tl.float32)
     largest = tl.full((ROWS,), LOWEST, dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
@@ -113,32 +115,26 @@ def _attend_latent(
 
 
 def attend_mla(
-    q_TAC: Tensor,
-    cache_NBC: Tensor,
-    rank: int,
-    batch: PagedBatch,
-    scale: float,
-    tile: AttentionTile,
+    q_TAC: Tensor, q_rope_TAE: Tensor, cache_NBC: Tensor, batch: PagedBatch, scale: float, tile: AttentionTile,
     parts: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(T, A, rank): causal attention of every new token over its latent rows, in at most `parts` per token."""
-    if q_TAC.stride(2) != 1:
-        q_TAC = q_TAC.contiguous()
+    q_TAC, q_rope_TAE = (q if q.stride(2) == 1 else q.contiguous() for q in (q_TAC, q_rope_TAE))
     assert cache_NBC.stride(2) == batch.block_table_SB.stride(1) == 1, "rows must be contiguous"
-    tokens, heads, columns = q_TAC.shape
+    (tokens, heads, rank), own_rope = q_TAC.shape, q_rope_TAE.shape[2]
     out = torch.empty((tokens, heads, rank), dtype=q_TAC.dtype, device=q_TAC.device)
     if not tokens:
         return out
     scratch = split_scratch(tokens, heads, parts, rank, q_TAC.device)
-    width, rope = (max(16, triton.next_power_of_2(size)) for size in (rank, columns - rank))
+    width, rope = (max(16, triton.next_power_of_2(size)) for size in (rank, own_rope))
     one_each = batch.max_query == 1 and tokens == batch.sequences
     _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
-        q_TAC, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, batch.block_table_SB,
-        scale, batch.sequences, heads, rank, columns - rank, *q_TAC.stride()[:2], batch.block_table_SB.stride(0),
-        *cache_NBC.stride()[:2], parts,
+        q_TAC, q_rope_TAE, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, batch.block_table_SB,
+        scale, batch.sequences, heads, rank, own_rope, *q_TAC.stride()[:2], *q_rope_TAE.stride()[:2],
+        batch.block_table_SB.stride(0), *cache_NBC.stride()[:2], parts,
         SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=parts == 1,
         BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
-        WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, columns - rank),
+        WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, own_rope),
         SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
         RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
     )  # fmt: skip

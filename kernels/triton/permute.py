@@ -18,6 +18,7 @@ import triton.language as tl
 from afserve.kernels.triton.config import FUSED
 
 CHUNK = 128  # pairs one program ranks
+_COUNTED = 1024  # pairs that it counts at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,58 +40,42 @@ class RowPlan:
         return self.tile_slot_M.shape[0]
 
 
-@triton.jit(do_not_specialize=["pairs", "chunks"])
-def _count_chunk(slot_ptr, count_EC_ptr, pairs, slots, chunks, SLOTS: tl.constexpr, CHUNK: tl.constexpr):
-    chunk = tl.program_id(0)
-    pair = chunk * CHUNK + tl.arange(0, CHUNK)
-    slot = tl.load(slot_ptr + pair, mask=pair < pairs, other=-1).to(tl.int32)
-    e = tl.arange(0, SLOTS)
-    count_E = tl.sum((slot[:, None] == e[None, :]).to(tl.int32), axis=0)
-    tl.store(count_EC_ptr + e * chunks + chunk, count_E, mask=e < slots)
-
-
-@triton.jit(do_not_specialize=["chunks"])
-def _scan_slot(count_EC_ptr, total_E_ptr, chunks, CHUNKS: tl.constexpr):
-    """Turn one slot's counts into the number of its pairs in earlier chunks, in place."""
-    slot = tl.program_id(0)
-    c = tl.arange(0, CHUNKS)
-    at = count_EC_ptr + slot * chunks + c
-    count_C = tl.load(at, mask=c < chunks, other=0)
-    tl.store(at, tl.cumsum(count_C, axis=0) - count_C, mask=c < chunks)
-    tl.store(total_E_ptr + slot, tl.sum(count_C, axis=0))
-
-
-@triton.jit(do_not_specialize=["pairs", "chunks", "tiles"])
+@triton.jit(do_not_specialize=["pairs", "tiles"])
 def _place_chunk(
-    slot_ptr, before_EC_ptr, total_E_ptr, pair_P_ptr, tile_slot_M_ptr, place_ptr, pairs, slots, chunks, tiles,
-    TILE_ROWS: tl.constexpr, ONE_CHUNK: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    slot_ptr, pair_P_ptr, tile_slot_M_ptr, place_ptr, pairs, slots, tiles,
+    TILE_ROWS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
+    """Places of CHUNK pairs, and the slots of CHUNK tiles with what no pair fills of them. Every program counts all
+    pairs by slot, which takes less time than a launch before it that does."""
     chunk = tl.program_id(0)
     i = tl.arange(0, CHUNK)
-    e = tl.arange(0, SLOTS)
+    total_E = tl.zeros((SLOTS,), dtype=tl.int32)
+    before_E = tl.zeros((SLOTS,), dtype=tl.int32)
+    for start in range(0, pairs, COUNTED):
+        counted = start + tl.arange(0, COUNTED)
+        slot = tl.load(slot_ptr + counted, mask=counted < pairs, other=-1).to(tl.int32)
+        used = (slot >= 0) & (slot < slots)
+        total_E += tl.histogram(slot, SLOTS, mask=used)
+        if start < chunk * CHUNK:
+            before_E += tl.histogram(slot, SLOTS, mask=used & (counted < chunk * CHUNK))
+    end_E = tl.cumsum(tl.cdiv(total_E, TILE_ROWS) * TILE_ROWS, axis=0)
+    start_E = end_E - tl.cdiv(total_E, TILE_ROWS) * TILE_ROWS
     pair = chunk * CHUNK + i
     slot = tl.load(slot_ptr + pair, mask=pair < pairs, other=-1).to(tl.int32)
-    slot = tl.where(slot < slots, slot, -1)
-    mine = slot[:, None] == e[None, :]
-    if ONE_CHUNK:
-        total_E = tl.sum(mine.to(tl.int32), axis=0)
-    else:
-        total_E = tl.load(total_E_ptr + e, mask=e < slots, other=0)
-    padded_E = tl.cdiv(total_E, TILE_ROWS) * TILE_ROWS
-    end_E = tl.cumsum(padded_E, axis=0)
+    used = (slot >= 0) & (slot < slots)
     earlier = (slot[:, None] == slot[None, :]) & (i[None, :] < i[:, None])
-    place = tl.sum(tl.where(mine, (end_E - padded_E)[None, :], 0), axis=1) + tl.sum(
+    place = tl.gather(start_E + before_E, tl.where(used, slot, 0), axis=0) + tl.sum(
         earlier.to(tl.int32), axis=1
     )
-    used = slot >= 0
-    if not ONE_CHUNK:
-        place += tl.load(before_EC_ptr + slot * chunks + chunk, mask=used, other=0)
     tl.store(place_ptr + pair, tl.where(used, place, -1), mask=pair < pairs)
     tl.store(pair_P_ptr + place, pair, mask=used)
-    ended = tl.sum(
-        (end_E[None, :] <= (pair * TILE_ROWS)[:, None]).to(tl.int32), axis=1
-    )  # `pair` counts tiles here
-    tl.store(tile_slot_M_ptr + pair, tl.where(ended < slots, ended, -1), mask=pair < tiles)
+    first = pair * TILE_ROWS  # from here on `pair` counts tiles
+    slot = tl.sum((end_E[None, :] <= first[:, None]).to(tl.int32), axis=1)
+    tl.store(tile_slot_M_ptr + pair, tl.where(slot < slots, slot, -1), mask=pair < tiles)
+    full = tl.gather(start_E + total_E, tl.minimum(slot, SLOTS - 1), axis=0)
+    at = first[:, None] + tl.arange(0, TILE_ROWS)[None, :]
+    empty = (pair < tiles)[:, None] & ((at >= full[:, None]) | (slot >= slots)[:, None])
+    tl.store(pair_P_ptr + at, tl.full((CHUNK, TILE_ROWS), -1, dtype=tl.int32), mask=empty)
 
 
 @triton.jit
@@ -120,27 +105,14 @@ def most_tiles(pairs: int, slots: int, tile_rows: int) -> int:
 def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
     """Group the pairs of slot_RK (any integer dtype, contiguous) by slot. Ids outside 0..slots-1 are skipped."""
     pairs, device = slot_RK.numel(), slot_RK.device
-    chunks = triton.cdiv(pairs, CHUNK)
     tiles = most_tiles(pairs, slots, tile_rows)
-    pair_P = torch.full((tiles * tile_rows,), -1, dtype=torch.int32, device=device)
+    pair_P = torch.empty(tiles * tile_rows, dtype=torch.int32, device=device)
     tile_slot_M = torch.empty(tiles, dtype=torch.int32, device=device)
     place_RK = torch.empty(slot_RK.shape, dtype=torch.int32, device=device)
-    width = triton.next_power_of_2(slots)
-    count_EC = torch.empty((slots, chunks), dtype=torch.int32, device=device)
-    total_E = torch.empty(slots, dtype=torch.int32, device=device)
-    alone = chunks == 1 and tiles <= CHUNK  # one program sees every pair and writes every tile
-    if pairs and not alone:
-        _count_chunk[(chunks,)](
-            slot_RK, count_EC, pairs, slots, chunks, SLOTS=width, CHUNK=CHUNK, num_warps=8, **FUSED,
-        )  # fmt: skip
-        _scan_slot[(slots,)](
-            count_EC, total_E, chunks, CHUNKS=max(16, triton.next_power_of_2(chunks)), **FUSED
-        )
     if pairs:
-        grid = (max(chunks, triton.cdiv(tiles, CHUNK)),)
-        _place_chunk[grid](
-            slot_RK, count_EC, total_E, pair_P, tile_slot_M, place_RK, pairs, slots, chunks, tiles,
-            TILE_ROWS=tile_rows, ONE_CHUNK=alone, SLOTS=width, CHUNK=CHUNK, num_warps=8, **FUSED,
+        _place_chunk[(triton.cdiv(max(pairs, tiles), CHUNK),)](
+            slot_RK, pair_P, tile_slot_M, place_RK, pairs, slots, tiles, TILE_ROWS=tile_rows,
+            SLOTS=triton.next_power_of_2(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
         )  # fmt: skip
     return RowPlan(pair_P, tile_slot_M, place_RK, tile_rows)
 

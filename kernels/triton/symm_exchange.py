@@ -21,6 +21,11 @@ from triton.language.extra.cuda import globaltimer
 
 HEAD = tl.constexpr(256)
 BLOCK = tl.constexpr(128)  # columns with one scale
+MIX_FIRST, MIX_SECOND = (
+    tl.constexpr(0x2545F4914F6CDD1D),
+    tl.constexpr(0x1B873593CC9E2D51),
+)  # as in comm/m2n/routes.py
+MIX_LAST, KEYS = tl.constexpr(0x4CF5AD432745937F), tl.constexpr(1 << 24)
 
 
 @triton.jit
@@ -35,22 +40,55 @@ def _first_row(half, x_at, dtype: tl.constexpr):
     return tl.multiple_of(typed(half + x_at, dtype), 16)
 
 
-@triton.jit(do_not_specialize=["rows", "slots"])
+@triton.jit
+def _row_number(x_ptr, row, exists, hidden, x_stride, ROWS: tl.constexpr):
+    """`routes.row_number`, bit by bit the same: a row's first 16 bytes, mixed."""
+    bits: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth
+    each: tl.constexpr = 64 // bits
+    c = tl.arange(0, each)[None, :]
+    mixed = tl.zeros((ROWS,), dtype=tl.int64)
+    for word in tl.static_range(2):
+        column = word * each + c
+        at = x_ptr + row.to(tl.int64)[:, None] * x_stride + column
+        x = tl.load(at, mask=exists[:, None] & (column < hidden), other=0.0)
+        if bits == 16:
+            part = x.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
+        else:
+            part = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        mixed += tl.sum(part << (c * bits).to(tl.int64), axis=1) * (MIX_FIRST if word == 0 else MIX_SECOND)
+    mixed = (mixed ^ (mixed >> 29)) * MIX_LAST
+    return ((mixed >> 40) & (KEYS - 1)).to(tl.float32) / KEYS
+
+
+@triton.jit(do_not_specialize=["rows", "slots", "experts", "replicas"])
 def plan_nodes(
-    slot_ptr, place_NT_ptr, count_N_ptr, number_N_ptr, rows, slots, CHOICES: tl.constexpr, ROWS: tl.constexpr
-):
-    """One node: the place of each row that has a slot there (-1: none), how many there are, and the next number."""
+    x_ptr, expert_ptr, slot_EP_ptr, below_EP_ptr, slot_ptr, place_NT_ptr, count_N_ptr, number_N_ptr, rows, slots,
+    experts, replicas, hidden, x_stride, CHOICES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One node: the place of each row that has a slot there (-1: none), how many there are, and the next number. The
+    first node's program writes the slots of all choices too, where they are ROUTED: experts whose slots a table has."""
     node = tl.program_id(0)
     first = node * slots
     taken = tl.full((), 0, dtype=tl.int32)
     for start in range(0, rows, ROWS):
         t = start + tl.arange(0, ROWS)
+        exists = t < rows
         here = tl.zeros((ROWS,), dtype=tl.int32)
+        if ROUTED:
+            number = _row_number(x_ptr, t, exists, hidden, x_stride, ROWS)
         for k in tl.static_range(CHOICES):
-            slot = tl.load(slot_ptr + t * CHOICES + k, mask=t < rows, other=-1)
-            here |= ((slot >= first) & (slot < first + slots)).to(tl.int32)
+            slot = tl.load(expert_ptr + t * CHOICES + k, mask=exists, other=-1).to(tl.int32)
+            if ROUTED:
+                expert = tl.where((slot >= 0) & (slot < experts), slot, experts)  # whose row is that of none
+                replica = tl.zeros((ROWS,), dtype=tl.int32)
+                for p in range(replicas - 1):
+                    replica += (number >= tl.load(below_EP_ptr + expert * (replicas - 1) + p)).to(tl.int32)
+                slot = tl.load(slot_EP_ptr + expert * replicas + replica)
+                if node == 0:
+                    tl.store(slot_ptr + t * CHOICES + k, slot, mask=exists)
+            here |= ((slot >= first) & (slot < first + slots) & exists).to(tl.int32)
         place = taken + tl.cumsum(here, axis=0) - here
-        tl.store(place_NT_ptr + node * rows + t, tl.where(here > 0, place, -1), mask=t < rows)
+        tl.store(place_NT_ptr + node * rows + t, tl.where(here > 0, place, -1), mask=exists)
         taken += tl.sum(here, axis=0)
     tl.store(count_N_ptr + node, taken)
     tl.store(number_N_ptr + node, tl.load(number_N_ptr + node) + 1)
@@ -223,22 +261,35 @@ def put_answers(
         tl.store(_first_row(half, x_at, WIRE) + row * hidden + column, y.to(WIRE), mask=column < hidden)
 
 
-@triton.jit(do_not_specialize=["rows", "nodes"])
+@triton.jit(do_not_specialize=["rows", "nodes", "layer"])
 def sum_answers(
-    own_N_ptr, number_N_ptr, place_NT_ptr, error_ptr, y_ptr, rows, hidden, nodes, half_bytes, x_at,
-    COLUMNS: tl.constexpr, WIRE: tl.constexpr,
+    own_N_ptr, number_N_ptr, place_NT_ptr, error_ptr, y_ptr, shared_ptr, bad_ptr, rows, hidden, y_stride, nodes,
+    half_bytes, layer, x_at, ADD: tl.constexpr, COLUMNS: tl.constexpr, WIRE: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums in float32, in the order of the nodes; NaN when an answer is missing: nobody can go on with it."""
+    """Partial sums in float32, in the order of the nodes; NaN when an answer is missing: nobody can go on with it.
+
+    ADD: they are added to what is there, behind `shared`, rounded each time; a row that is not finite then is marked
+    with `layer`, where no lower one marked it."""
     row = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < hidden
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
     for node in range(nodes):
         place = tl.load(place_NT_ptr + node * rows + row).to(tl.int64)
         if place >= 0:
             half = _half(own_N_ptr, node, tl.load(number_N_ptr + node), half_bytes)
-            part = tl.load(
-                _first_row(half, x_at, WIRE) + place * hidden + column, mask=column < hidden, other=0.0
-            )
+            part = tl.load(_first_row(half, x_at, WIRE) + place * hidden + column, mask=inside, other=0.0)
             total += part.to(tl.float32)
     total = tl.where(tl.load(error_ptr) != 0, float("nan"), total)
-    tl.store(y_ptr + row.to(tl.int64) * hidden + column, total, mask=column < hidden)
+    at = y_ptr + row.to(tl.int64) * y_stride + column
+    if ADD:
+        kind: tl.constexpr = y_ptr.dtype.element_ty
+        y = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        if shared_ptr is not None:
+            shared = tl.load(shared_ptr + row.to(tl.int64) * hidden + column, mask=inside, other=0.0)
+            y = (y + shared.to(tl.float32)).to(kind).to(tl.float32)
+        total = tl.where(inside, y + total, 0.0)
+        fine = tl.min((tl.abs(total.to(kind).to(tl.float32)) < float("inf")).to(tl.int32), axis=0)
+        if (fine == 0) & (tl.load(bad_ptr + row) < 0):
+            tl.store(bad_ptr + row, layer)
+    tl.store(at, total.to(y_ptr.dtype.element_ty), mask=inside)

@@ -188,15 +188,20 @@ class LayerRunner(Generic[T]):
         """What is behind an attention half, into x_TH."""
         add, local = self.model.ops.add_sums, layer.late or layer.moe_number is None
         away = None if local else self._send(layer, number, half)
+        fold = None if away is None or not layer.adds_alone(away.sent) else self._link.folding(away.ticket)
         sums_TH = layer.local_ffn(half.normed_TH, x_TH)
-        if away is not None:
-            if sums_TH is not None and not layer.adds_at_once:
-                x_TH += sums_TH
-                sums_TH = None
-            sums_TH = yield from self._routed_sums(layer, away.ticket, away.sent, sums_TH)
-        elif sums_TH is None:  # attention alone: its rows are marked where they are spoiled
-            sums_TH = torch.zeros_like(x_TH)
-        add(x_TH, sums_TH, spoiled_T, number)
+        if away is not None and fold is not None:
+            yield from self._arrived(away.ticket)
+            fold(x_TH, sums_TH, spoiled_T, number)
+        else:
+            if away is not None:
+                if sums_TH is not None and not layer.adds_at_once:
+                    x_TH += sums_TH
+                    sums_TH = None
+                sums_TH = yield from self._routed_sums(layer, away.ticket, away.sent, sums_TH)
+            elif sums_TH is None:  # attention alone: its rows are marked where they are spoiled
+                sums_TH = torch.zeros_like(x_TH)
+            add(x_TH, sums_TH, spoiled_T, number)
         if self._late is not None and not layer.late:
             of, sent, ticket = self._late
             sums_TH = yield from self._routed_sums(self.model.layers[of], ticket, sent, None)
@@ -215,11 +220,14 @@ class LayerRunner(Generic[T]):
         self, layer: DecoderLayer, ticket: T, sent: Sent | None, shared_TH: Tensor | None
     ) -> Generator[T | None, None, Tensor]:
         """Those of a layer, once they are there, with those of a shared expert that waited for them."""
+        yield from self._arrived(ticket)
+        sum_TX = self._link.combine(ticket)
+        return layer.whole_sum(sum_TX if sent is None else sent.whole(sum_TX), shared_TH)
+
+    def _arrived(self, ticket: T) -> Generator[T | None, None, None]:
         while not self._link.ready(ticket):
             yield ticket
         self.meter.back(self.index)
-        sum_TX = self._link.combine(ticket)
-        return layer.whole_sum(sum_TX if sent is None else sent.whole(sum_TX), shared_TH)
 
     def _given_up(self) -> dict[int, str]:
         """Why expert nodes gave no sum for rows of this step."""

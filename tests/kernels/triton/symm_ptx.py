@@ -15,6 +15,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from afserve.comm.device_exchange.ends import Boxes, SymmAttention, SymmExpert
+from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import Layout, WireType
 from afserve.kernels.triton import symm
 from bench.gpu_chip import AbsentChip
@@ -41,8 +42,16 @@ def exchange(memory: torch.Tensor) -> None:
     boxes = Boxes.at([memory.data_ptr()] * 4, [memory.data_ptr()] * 4, torch.device("cpu"), memory)
     front, back = SymmAttention(layout, [boxes]), SymmExpert(layout, [boxes])
     x_TH, stamp = torch.zeros(16, 7168, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int32)
-    ticket = front.dispatch(x_TH, torch.zeros(16, 8, dtype=torch.int32), torch.zeros(16, 8), stamp, 0)
+    expert_TK, weight_TK, slot_EP = (
+        torch.zeros(16, 8, dtype=torch.int32),
+        torch.zeros(16, 8),
+        torch.zeros(257, 2),
+    )
+    routes = LayerRoutes(slot_EP.int(), slot_EP[:, :1].contiguous(), 4, 64)
+    ticket = front.dispatch(x_TH, expert_TK, weight_TK, stamp, 0, routes)
     front.combine(ticket)
+    for shared_TH in (None, x_TH):
+        front.fold_sums(ticket, x_TH, shared_TH, None, 0)
     back.answer(back.receive(0), torch.zeros(512, 7168, dtype=torch.bfloat16))
 
 

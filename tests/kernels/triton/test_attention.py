@@ -121,7 +121,7 @@ def test_mla(device, close, name, dtype, heads, rank, rope, parts, block):
     cache = dirty(count, block, rank + rope, dtype=dtype)
     fill(cache, blocks, shape, 1)
     q = torch.randn(batch.tokens, heads, rank + rope).to(dtype)
-    out = attend_mla(q.to(device), cache.to(device), rank, batch, 0.2, TILE, parts)
+    out = attend_mla(*q.to(device).split((rank, rope), 2), cache.to(device), batch, 0.2, TILE, parts)
     heads_cache = cache[:, None]  # one key/value head that all query heads share
     close(out, gqa_truth(q, heads_cache, heads_cache[..., :rank], shape, blocks, 0.2))
 

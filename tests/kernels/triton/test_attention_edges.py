@@ -72,7 +72,7 @@ def test_padding_of_a_captured_graph_gives_zeros(device, parts, sinks):
     assert torch.equal(out[::2], torch.zeros(2, 2, 16)) and torch.isfinite(out).all() and out[1].min() > 1
     latent = torch.cat((v, k), -1)[:, 0]
     wide = torch.ones(3, 2, 32, device=device)
-    out = attend_mla(wide, latent, 16, batch, 0.0, TILE, parts).cpu()
+    out = attend_mla(wide[..., :16], wide[..., 16:], latent, batch, 0.0, TILE, parts).cpu()
     assert torch.equal(out[::2], torch.zeros(2, 2, 16))
     assert torch.allclose(out[1], torch.full((2, 16), mean_position(19, None)), atol=1e-4)
 
@@ -85,7 +85,7 @@ def test_sequences_without_a_query_are_passed_over(device, parts):
     out = attend_gqa(q, k, v, batch, 1.0, None, None, TILE, TILE, parts).cpu()
     assert torch.allclose(out, expected, atol=1e-4)
     latent, wide = torch.cat((v, k), -1)[:, 0], torch.ones(4, 2, 32, device=device)
-    out = attend_mla(wide, latent, 16, batch, 0.0, TILE, parts).cpu()
+    out = attend_mla(wide[..., :16], wide[..., 16:], latent, batch, 0.0, TILE, parts).cpu()
     assert torch.allclose(out, expected, atol=1e-4)
 
 

@@ -225,8 +225,8 @@ def test_no_rows(device, ops):
 
 
 def test_a_fixed_number_of_parts_is_used(device):
-    assert TritonBackend(device, 132)._cut(1, 8192, 256) == 32
-    assert TritonBackend(device, 132, parts=4)._cut(1000, 8192, 256) == 4
+    assert TritonBackend(device, 132).context_parts(1, 8192, 256) == 32
+    assert TritonBackend(device, 132, parts=4).context_parts(1000, 8192, 256) == 4
 
 
 def test_choices_of_other_nodes_make_no_larger_tiles(device, ops, close, monkeypatch):

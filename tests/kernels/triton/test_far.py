@@ -69,7 +69,7 @@ def test_mla_finds_a_far_block(device):
     q = torch.randn(1, 2, 24).bfloat16().to(device)
     near = torch.cat((cache[:1], cache[2:]))
     outs = [
-        attend_mla(q, held, 16, batch_of(device, 1, 7, [block]), 0.2, TILE, 1)
+        attend_mla(q[..., :16], q[..., 16:], held, batch_of(device, 1, 7, [block]), 0.2, TILE, 1)
         for held, block in ((cache, 2), (near, 1))
     ]
     assert outs[0].abs().max() > 0 and torch.equal(*outs)

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from afserve.kernels.triton.kv import rope, rope_write_kv, write_kv, write_latent
+from afserve.kernels.half_latent import latents_kept
+from afserve.kernels.latent import MlaLayer
+from afserve.kernels.paged import PagedBatch
+from afserve.kernels.reference import Reference
+from afserve.kernels.triton.kv import keep_latents, rope, rope_write_kv, write_kv, write_latent
 
 pytestmark = pytest.mark.by_day(2)
 
@@ -121,3 +125,33 @@ def test_write_latent(device, dtype, tokens):
     kept = slots >= 0
     assert torch.equal(store.flatten(0, 1).cpu()[slots[kept]], rows[kept])
     assert (store == 7).all(-1).sum() == 12 - kept.sum()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("ranked", "rope", "interleaved"), [(True, 8, True), (False, 8, False), (True, 0, False)]
+)
+def test_latents_are_kept_as_by_single_ops(device, dtype, ranked, rope, interleaved):
+    torch.manual_seed(3)
+    ops, rank, width = Reference(torch.device(device)), 20, 28
+    norms = [torch.rand(n).to(device, dtype) for n in (width, rank)]
+    cos, sin = (t.to(device) for t in angles(4))
+    down, none = ops.pack_linear(torch.zeros(width + rank + rope, 4), None), torch.zeros(1)
+    layer = MlaLayer(
+        none, down, norms[0] if ranked else None, down if ranked else None, norms[1],
+        ops.pack_heads(torch.zeros(2, rank, 4)), ops.pack_heads(torch.zeros(2, 4, rank)), cos, sin, interleaved, down,
+        none, None, None, None, None, 2, 4, rope, 1e-6, 1e-6, 0.2,
+    )  # fmt: skip
+    made, slot = torch.randn(5, width + rank + rope).to(device, dtype), torch.randperm(12)[:5].to(device)
+    at = torch.tensor([0, 7, 3, 49, 20], device=device)
+    starts = torch.zeros(2, dtype=torch.int32, device=device)
+    batch = PagedBatch(at, slot, starts, starts[:1], starts[None], 5, 50)
+    found = [cache(3, 4, rank + rope, dtype=dtype, device=device) for _ in range(2)]
+    query = keep_latents(made, layer, found[0], batch)
+    wanted = latents_kept(ops, made, layer, found[1], batch)
+    limits = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-6}
+    torch.testing.assert_close(query, wanted, **limits)
+    torch.testing.assert_close(*found, **limits)
+    at_none = PagedBatch(at, torch.full_like(slot, -1), starts, starts[:1], starts[None], 5, 50)
+    keep_latents(made, layer, before := cache(3, 4, rank + rope, dtype=dtype, device=device), at_none)
+    assert (before == 7).all()

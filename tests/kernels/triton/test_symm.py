@@ -11,8 +11,10 @@ import torch
 
 from afserve.comm.device_exchange.ends import Patience
 from afserve.comm.device_exchange.region import Region
+from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import Kind, Layout, WireType
 from afserve.errors import PeerLost
+from afserve.kernels.reference import Reference
 from tests.comm.begun import FORKED, import_also
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
 
@@ -86,6 +88,45 @@ def test_rows_go_once_to_each_node_that_has_one_of_their_slots():
     arrival = domain.expert(0).receive(0)
     assert arrival.slot_NK[:2].tolist() == [[0, 1, -1], [-1, -1, 0]]
     assert (arrival.slot_NK[2:] == -1).all()
+
+
+@pytest.mark.parametrize(("replicas", "dtype"), [(1, torch.float32), (2, torch.float32), (3, torch.bfloat16)])
+def test_experts_become_the_slots_that_routes_choose(replicas, dtype):
+    """Down to the bytes of all messages."""
+    torch.manual_seed(replicas)
+    layout, experts, rows = make_layout(most=140, hidden=32), 7, 140
+    slot_EP = torch.randint(0, 3 * layout.slots, (experts + 1, replicas)).int()
+    slot_EP[-1] = -1
+    below_EP = torch.rand(experts + 1, max(replicas - 1, 1)).sort(1).values
+    routes = LayerRoutes(slot_EP, below_EP, 3, layout.slots).to(DEVICE)
+    x_TH, weight_TK = torch.randn(rows, 32).to(DEVICE, dtype), torch.rand(rows, 3).to(DEVICE)
+    expert_TK = torch.randint(-1, experts, (rows, 3)).to(DEVICE)
+    found = []
+    for sent in ((expert_TK, routes), (routes.choose(x_TH, expert_TK), None)):
+        domain = Domain(1, 3, layout)
+        ticket = domain.attention(0).dispatch(x_TH, sent[0], weight_TK, STAMP, 0, sent[1])
+        found.append((ticket.place_NT, domain.memory))
+    assert all(torch.equal(*pair) for pair in zip(*found))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sums_are_added_as_single_ops_add_them(shared):
+    layout, generator = make_layout(hidden=1100), torch.Generator().manual_seed(0)
+    domain = Domain(1, 2, layout)
+    front, sent = domain.attention(0), scripted(4, layout, 2, 5)
+    ticket = front.dispatch(*sent, STAMP, 0)
+    for f in range(2):
+        back = domain.expert(f)
+        arrival = back.receive(0)
+        back.answer(arrival, compute(arrival, f, layout.slots))
+    x_TH, shared_TH = (torch.randn(4, 1100, generator=generator).bfloat16().to(DEVICE) for _ in range(2))
+    x_TH[0, 1050], x_TH[2, 3] = float("nan"), float("inf")
+    bad_T = torch.tensor([-1, -1, 1, -1], dtype=torch.int32, device=DEVICE)
+    wanted_TH, wanted_T = x_TH + shared_TH if shared else x_TH.clone(), bad_T.clone()
+    Reference(DEVICE).add_sums(wanted_TH, front.combine(ticket), wanted_T, 2)
+    front.fold_sums(ticket, x_TH, shared_TH if shared else None, bad_T, 2)
+    torch.testing.assert_close(x_TH, wanted_TH, rtol=0, atol=0, equal_nan=True)
+    assert bad_T.tolist() == wanted_T.tolist() == [2, -1, 1, -1]
 
 
 def test_partial_sums_travel_in_bf16_and_are_added_in_float32_in_the_order_of_the_nodes():

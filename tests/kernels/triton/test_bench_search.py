@@ -1,4 +1,4 @@
-"""`--all` and `--search` without a device: what happens to what, when tests fail, a process dies or time runs out."""
+"""Rows and `--search` without a device: what happens when a case fails, the device is lost or time runs out."""
 
 import json
 from itertools import count
@@ -6,10 +6,10 @@ from itertools import count
 import pytest
 import torch
 
+from afserve.kernels.devices.cuda import Chip
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile
 from afserve.kernels.triton.tiles import ALL, DEFAULTS, TileTable
-from bench.cuda_all import everything, launch_group, measure_group, run_tests
 from bench.cuda_cases import Experts, Planned, gqa_case, mla_case, small_case
 from bench.cuda_clock import Case, Limits
 from bench.cuda_search import (
@@ -27,98 +27,10 @@ from bench.cuda_search import (
 from bench.kernels_cuda import LOST, main
 
 KNOWN = {"machine": "NVIDIA H200", "commit": "abc", "date": "2026-01-02", "triton": "3.6.0"}
-FOREVER = float("inf")
-
-
-def ok(group, index):
-    return {"op": group, "case": str(index), "us_median": 1.0, "missed": [], "bars": {}}
 
 
 def broken():
     raise RuntimeError("too much shared memory")
-
-
-class Processes:
-    """Groups of `cases` cases; `dies` maps a case to the status its process ends with there (3: after its row)."""
-
-    def __init__(self, cases=4, dies=()):
-        self.cases, self.dies, self.calls = cases, dict(dies), []
-
-    def __call__(self, group, skip, file, seconds):
-        self.calls.append((group, skip))
-        for index in range(skip, self.cases):
-            status = self.dies.get(index, 0)
-            row = ok(group, index) if status == 0 else {"case": str(index), "error": "lost"}
-            if status in (0, 3):
-                with file.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
-            if status:
-                return status
-        return 0
-
-
-def test_a_lost_device_costs_one_case(tmp_path):
-    launch = Processes(dies={1: 3})
-    rows = measure_group("mla", tmp_path / "rows", FOREVER, launch)
-    assert launch.calls == [("mla", 0), ("mla", 2)]
-    assert [row.get("error") for row in rows] == [None, "lost", None, None]
-
-
-def test_a_crash_costs_one_case(tmp_path):
-    launch = Processes(dies={2: -11})
-    rows = measure_group("mla", tmp_path / "rows", FOREVER, launch)
-    assert launch.calls == [("mla", 0), ("mla", 3)]
-    assert [row.get("error") for row in rows] == [None, None, "the process ended with status -11", None]
-
-
-def test_a_process_that_never_starts_is_not_tried_for_ever(tmp_path):
-    launch = Processes(dies=dict.fromkeys(range(4), 1))
-    rows = measure_group("mla", tmp_path / "rows", FOREVER, launch)
-    assert len(launch.calls) == 2 and all("error" in row for row in rows)
-
-
-def test_no_time_is_a_failure_that_is_named(tmp_path):
-    rows = measure_group("mla", tmp_path / "rows", 0.0, Processes())
-    assert rows == [{"case": "mla", "error": "not finished in the time there was"}]
-
-
-@pytest.mark.parametrize(("status", "dies", "expected"), [(0, {}, 0), (1, {}, 1), (0, {1: -9}, 1)])
-def test_everything(tmp_path, capsys, status, dies, expected):
-    out = tmp_path / "out.jsonl"
-
-    def tests(seconds):
-        assert 0 < seconds < 600
-        return [{"file": "test_x.py", "status": status, "result": "9 passed"}]
-
-    assert everything(out, 9.0, tests, Processes(2, dies), ("experts", "mla")) == expected
-    written = [json.loads(text) for text in out.read_text().splitlines()]
-    assert len(written) == 4 - 2 * len(dies) and not any("error" in row for row in written)
-    printed = capsys.readouterr().out
-    assert "test_x.py" in printed and ("every bar met" in printed) == (not dies)
-
-
-@pytest.mark.process
-def test_test_files_run_in_processes_of_their_own(tmp_path, capsys):
-    (tmp_path / "test_a.py").write_text("def test():\n    pass\n")
-    (tmp_path / "test_b.py").write_text("def test():\n    assert 1 == 2\n")
-    rows = run_tests(250.0, tmp_path)
-    assert [(row["file"], row["status"]) for row in rows] == [("test_a.py", 0), ("test_b.py", 1)]
-    assert "1 passed" in rows[0]["result"] and "1 failed" in rows[1]["result"]
-    assert "assert 1 == 2" in capsys.readouterr().out
-
-
-@pytest.mark.process
-def test_test_files_that_do_not_come_back_are_ended(tmp_path):
-    (tmp_path / "test_c.py").write_text("import threading\n\n\ndef test():\n    threading.Event().wait()\n")
-    assert [row["status"] for row in run_tests(0.0, tmp_path)] == [124]
-
-
-@pytest.mark.process
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure")
-def test_a_group_is_a_process(tmp_path, capfd):
-    assert launch_group("mla", 0, tmp_path / "rows", 100.0) == 0
-    assert "not measured" in capfd.readouterr().out
-    assert launch_group("mla", 0, tmp_path / "rows", 0.01) == 124
 
 
 class Counting:
@@ -140,7 +52,7 @@ def pretended(device, monkeypatch):
     ops = TritonBackend(device, 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("bench.cuda_rows.chip_of", lambda device: Chip("NVIDIA H200", (9, 0), 132))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(TritonBackend, "open", lambda device: ops)
     monkeypatch.setattr("bench.cuda_clock.Clock", Counting)
@@ -157,14 +69,14 @@ def pretended(device, monkeypatch):
 
 def test_rows_of_groups(pretended, tmp_path, capsys):
     out = tmp_path / "rows.jsonl"
-    assert main(["--only", "mla", "--only", "small", "--skip", "1", "--out", str(out), "--failures"]) == 0
+    assert main(["--only", "mla", "--only", "small", "--out", str(out), "--failures"]) == 0
     rows = [json.loads(text) for text in out.read_text().splitlines()]
-    assert [(row["group"], row["case"]) for row in rows] == [
+    assert [(row["group"], row["case"]) for row in rows[1:]] == [
         ("mla", "broken"),
         ("mla", "T2"),
         ("small", "T2"),
     ]
-    assert rows[0]["error"] and rows[1]["us_median"] > 0
+    assert rows[0]["op"] == "mla decode" and rows[1]["error"] and rows[2]["us_median"] > 0
     assert all(
         row["machine"] == "NVIDIA H200" and row["clock"] == "nowhere" and row["copy_GB_s"] == 1
         for row in rows
@@ -285,8 +197,8 @@ def test_a_new_row_takes_the_place_of_its_chips_old_one(tmp_path):
 def test_a_tile_that_is_tried_is_the_one_that_runs(device, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "afserve.kernels.triton.mla.attend_mla",
-        lambda q, cache, rank, batch, scale, tile, parts: seen.append(tile) or torch.empty(0),
+        "afserve.kernels.triton.latents.attend_mla",
+        lambda q, q_rope, cache, batch, scale, tile, parts: seen.append(tile) or torch.empty(0),
     )
     tile = AttentionTile(16, 16, 16, 4, 1)
     _with_tile(TritonBackend(device, 2), "mla", 32, mla_case, 1, 20, 3, 16, 8, 8)(tile).run()
