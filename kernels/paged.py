@@ -23,7 +23,7 @@ class ChosenRows:
         self.taken: PagedBatch | None = None
 
 
-class Turns(NamedTuple):
+class RotaryRows(NamedTuple):
     """Cos and sin of each row of a batch, float32, in the place of a layer's tables; row_T counts them from 0."""
 
     cos_TD: Tensor
@@ -67,7 +67,7 @@ class PagedBatch:
     contexts: tuple[int, ...] = ()
     held: "HeldStates | None" = None
     singly: bool = False
-    turns: Turns | None = None
+    turns: RotaryRows | None = None
     chosen: ChosenRows = field(default_factory=ChosenRows, init=False, repr=False, compare=False)
     copies: "dict[int, PagedBatch]" = field(default_factory=dict, init=False, repr=False, compare=False)
     handle: object | None = field(default=None, init=False, repr=False, compare=False)

@@ -104,7 +104,7 @@ class RankedPlans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class PlanCandidate:
     """The best layout of a family. score: lower is better; tpot: seconds; slow: too slow to be useful, where nobody
     said how fast; build: its plan, which takes longer than finding it."""
 
@@ -122,7 +122,7 @@ class Candidate:
 class KindPlans:
     """What was found of one kind of deployment, and how many layouts were tried."""
 
-    found: tuple[Candidate, ...]
+    found: tuple[PlanCandidate, ...]
     tried: int
 
     def best(self) -> Plan | None:
@@ -147,7 +147,7 @@ def ranked(parts: Iterable[KindPlans]) -> RankedPlans:
 
 def plans_of_kind(question: Question, kind: str) -> KindPlans:
     """They depend on the engine of that kind, and on no other one."""
-    found: list[Candidate] = []
+    found: list[PlanCandidate] = []
     tried = 0
     found_all = families(
         list(question.pools), question.micro_batches, (kind,), question.layout, question.prompts
@@ -166,7 +166,7 @@ _FIRST_TRIED = (0, 1, 2, 4, 8)
 """Drafted tokens, then the neighbours of the best."""
 
 
-def _best_drafted(family: PlanFamily, question: Question) -> list[Candidate]:
+def _best_drafted(family: PlanFamily, question: Question) -> list[PlanCandidate]:
     """With as many drafted tokens as score best, where those are not given. Of equals the fewest. One of each count of
     instances that decode."""
     if not question.draftable:
@@ -175,9 +175,9 @@ def _best_drafted(family: PlanFamily, question: Question) -> list[Candidate]:
     return [best for best in found if best is not None]
 
 
-def _drafted(family: PlanFamily, question: Question) -> Candidate | None:
+def _drafted(family: PlanFamily, question: Question) -> PlanCandidate | None:
     """Of a family with one count of instances that decode."""
-    most, tried = len(question.draftable) - 1, dict[int, Candidate | None]()
+    most, tried = len(question.draftable) - 1, dict[int, PlanCandidate | None]()
 
     def score(tokens: int) -> tuple[bool, float, int]:
         if tokens not in tried:
@@ -193,7 +193,7 @@ def _drafted(family: PlanFamily, question: Question) -> Candidate | None:
     return tried[best]
 
 
-def _on_one_machine(question: Question, machine: "OneMachine", found: Candidate) -> Candidate | None:
+def _on_one_machine(question: Question, machine: "OneMachine", found: PlanCandidate) -> PlanCandidate | None:
     """The same layout as processes of one machine; None where it is too slow then. Scores are per token. First tokens
     are not told: prompts are not played."""
     from afserve.placement.planner.one_machine import Processes
@@ -206,14 +206,14 @@ def _on_one_machine(question: Question, machine: "OneMachine", found: Candidate)
     if tpot > question.targets.tpot:
         return None
     there = replace(plan, tpot=tpot, tok_s=requests / tpot, decode_only=True)
-    return Candidate(found.score * tpot / plan.tpot, tpot, _slow(question, tpot), lambda: there)
+    return PlanCandidate(found.score * tpot / plan.tpot, tpot, _slow(question, tpot), lambda: there)
 
 
 def _slow(question: Question, tpot: float) -> bool:
     return question.floored and tpot > USEFUL * (1 + 1e-9)
 
 
-def _best_of(family: PlanFamily, question: Question) -> list[Candidate]:
+def _best_of(family: PlanFamily, question: Question) -> list[PlanCandidate]:
     """Of each count of instances that decode the best: fast enough to be useful where nobody said how fast; where none
     is, the best without that floor."""
     if not question.floored:
@@ -228,7 +228,7 @@ def _best_of(family: PlanFamily, question: Question) -> list[Candidate]:
 
 def _best_inside(
     family: PlanFamily, question: Question, targets: Targets, limit_name: str
-) -> dict[int, Candidate]:
+) -> dict[int, PlanCandidate]:
     """By the count of instances that decode, those that have one."""
     setting = question.setting_for(family.kind)
     capped = question.tokens_per_second or setting.concurrency
@@ -251,7 +251,7 @@ def _best_inside(
             tpot = float(cells.tpot[index])
             best = _Best(kept, index, float(batch[index]), float(limit[index]), int(instances[index]))
             build = partial(_built, best, question, setting, "objective" if soonest else limit_name)
-            found[int(count)] = Candidate(float(score[index]), tpot, _slow(question, tpot), build)
+            found[int(count)] = PlanCandidate(float(score[index]), tpot, _slow(question, tpot), build)
     return found
 
 

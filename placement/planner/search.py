@@ -70,7 +70,7 @@ ANY = GivenLayout()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class ReaderFigures:
     """What no batch changes of devices that only read prompts. one: an instance of them, None where none fits.
     decoding: the setting of those that decode. experts: seconds that shared experts spend on a prompt of each rank."""
 
@@ -78,8 +78,8 @@ class Reading:
     decoding: Setting
     experts: Array
 
-    def subset(self, keep: NDArray[np.bool_]) -> "Reading":
-        return Reading(self.one and self.one.subset(keep), self.decoding, self.experts[keep])
+    def subset(self, keep: NDArray[np.bool_]) -> "ReaderFigures":
+        return ReaderFigures(self.one and self.one.subset(keep), self.decoding, self.experts[keep])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PlanFamily:
     prefill: Hardware | None = None
     offered: int = 0
     decoders: int | Array = 1
-    reads: "Reading | None" = None
+    reads: "ReaderFigures | None" = None
 
     @property
     def decode_devices(self) -> Array:
@@ -151,14 +151,14 @@ class PlanFamily:
             other_work,
         )
 
-    def _reading(self, setting: Setting) -> "Reading":
+    def _reading(self, setting: Setting) -> "ReaderFigures":
         assert self.prefill is not None, "somebody reads"
         if self.kind == "colocated":
             one = reader(setting, self.prefill, None, self.expert_devices)
-            return Reading(one, decoding_only(setting), np.zeros_like(self.ranks))
+            return ReaderFigures(one, decoding_only(setting), np.zeros_like(self.ranks))
         one = reader(setting, self.prefill, self.experts, self.expert_devices)
         shared = prompt_seconds(setting, self.prefill, self.experts, 1, self.ranks, self.expert_devices)[1]
-        return Reading(one, decoding_only(setting), shared)
+        return ReaderFigures(one, decoding_only(setting), shared)
 
     def with_reads(self, setting: Setting) -> "PlanFamily":
         """The same, for many batches under this one setting."""

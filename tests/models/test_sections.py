@@ -8,7 +8,7 @@ import transformers
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as modelling
 
 from afserve.models.rope import tables
-from afserve.models.vision.sections import SectionedRotary, Span, places
+from afserve.models.vision.sections import SectionedRotary, TokenSpan, places
 from afserve.spec_parts import RopeSpec
 from afserve.tiles import PictureTile, WholeEncoderSpec
 
@@ -42,7 +42,7 @@ def test_places_are_those_of_transformers_in_pieces_of_any_size(said):
     tiles, wanted = said
     length = wanted.shape[2]
     for size in (1, 2, 7, length):
-        spans = [Span(tiles, start, min(size, length - start)) for start in range(0, length, size)]
+        spans = [TokenSpan(tiles, start, min(size, length - start)) for start in range(0, length, size)]
         assert torch.equal(torch.cat([places(span, SPEC) for span in spans], 1), wanted[:, 0])
 
 
@@ -56,7 +56,7 @@ def test_rows_turn_as_in_transformers(said):
     own = tables(RopeSpec("default", 50.0, 18, False), 64, torch.float32, torch.device("cpu"))
     sectioned = SectionedRotary(SPEC, own.cos_PD, own.sin_PD)
     length = wanted.shape[2]
-    turns = sectioned.row_turns([Span(tiles, 0, length - 2), Span((), 3, 1)])
+    turns = sectioned.rotary_rows([TokenSpan(tiles, 0, length - 2), TokenSpan((), 3, 1)])
     assert turns.row_T.tolist() == list(range(length - 1))
     torch.testing.assert_close(turns.cos_TD[:-1], cos[0, :-2, :9])
     torch.testing.assert_close(turns.sin_TD[:-1], sin[0, :-2, :9])

@@ -26,7 +26,7 @@ from afserve.engine.step.step_input import StepInput, block_tables, paged_batch,
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain
-from afserve.models.vision.sections import SectionedRotary, Span
+from afserve.models.vision.sections import SectionedRotary, TokenSpan
 
 KeepKeys = Callable[[Tensor, Tensor, PagedBatch], None]
 """Of tokens, and of the rows that go in with them."""
@@ -78,8 +78,8 @@ class LayerLoop(Generic[T]):
         position_T = (step.paged.position_T + 1).clamp_max_(self._longest - 1)
         turns = None
         if step.paged.turns is not None and self._sections is not None:
-            spans = [Span(one.sequence.request.tiles, one.start + 1, one.count) for one in plan.chunks]
-            turns = self._sections.row_turns(spans)
+            spans = [TokenSpan(one.sequence.request.tiles, one.start + 1, one.count) for one in plan.chunks]
+            turns = self._sections.rotary_rows(spans)
         paged = replace(step.paged, position_T=position_T, held=None, turns=turns)
         hidden_TH = self._layer.enter(x_TH)
         if self._keep_keys is not None and not self.drafter.awake:
@@ -166,8 +166,8 @@ class LayerLoop(Generic[T]):
         starts = list(range(len(pairs) + 1))
         paged = paged_batch(position_S, kv_slot_S, starts, contexts, tables, size, self._buffers)
         if self._sections is not None and any(one.sequence.request.tiles for one, _ in pairs):
-            spans = [Span(one.sequence.request.tiles, one.position + 1, 1) for one, _ in pairs]
-            paged = replace(paged, turns=self._sections.row_turns(spans))
+            spans = [TokenSpan(one.sequence.request.tiles, one.position + 1, 1) for one, _ in pairs]
+            paged = replace(paged, turns=self._sections.rotary_rows(spans))
         return (yield from self._layer.run_pass(token_S, hidden_SH, paged, len(pairs)))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.step_input import PlacedRows, StepInput
-from afserve.models.vision.sections import SectionedRotary, Span
+from afserve.models.vision.sections import SectionedRotary, TokenSpan
 from afserve.models.vision.tower import Encoding, PictureEncoder
 from afserve.tiles import KEPT_ROW_BYTES, PictureTile
 
@@ -71,7 +71,7 @@ class PictureRows:
 
 
 def _turning(plan: StepPlan, step: StepInput, sections: SectionedRotary) -> StepInput:
-    spans = [Span(chunk.sequence.request.tiles, chunk.start, chunk.count) for chunk in plan.chunks]
-    turns = sections.row_turns(spans)
+    spans = [TokenSpan(chunk.sequence.request.tiles, chunk.start, chunk.count) for chunk in plan.chunks]
+    turns = sections.rotary_rows(spans)
     further = tuple(replace(paged, turns=turns) for paged in step.further)
     return replace(step, paged=replace(step.paged, turns=turns), further=further)

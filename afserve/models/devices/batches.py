@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.ops import Ops
-from afserve.kernels.paged import PagedBatch, Turns
+from afserve.kernels.paged import PagedBatch, RotaryRows
 
 
 def batch_on(ops: Ops, number: int, batch: PagedBatch) -> PagedBatch:
@@ -40,5 +40,5 @@ def _copied(batch: PagedBatch, device: torch.device) -> PagedBatch:
         context_S=there(batch.context_S),
         block_table_SB=there(batch.block_table_SB),
         held=None,
-        turns=batch.turns and Turns(*map(there, batch.turns)),
+        turns=batch.turns and RotaryRows(*map(there, batch.turns)),
     )

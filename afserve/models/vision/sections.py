@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.devices.opened import device_of
-from afserve.kernels.paged import Turns
+from afserve.kernels.paged import RotaryRows
 from afserve.tiles import EncoderSpec, PictureTile, WholeEncoderSpec
 
 _AXES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """`count` tokens of a sequence with these pictures, from position `start` on."""
 
     tiles: Sequence[PictureTile]
@@ -37,7 +37,7 @@ class SectionedRotary:
             axis_D[axis : _AXES * spec.sections[axis] : _AXES] = axis
         self._axis_D = axis_D.to(cos_PD.device)
 
-    def row_turns(self, spans: Sequence[Span]) -> Turns:
+    def rotary_rows(self, spans: Sequence[TokenSpan]) -> RotaryRows:
         """Of the rows of all spans, one after the other."""
         cos_PD, sin_PD = self._cos_PD, self._sin_PD
         longest = len(cos_PD) - 1
@@ -46,10 +46,10 @@ class SectionedRotary:
         pinned.copy_(place_3T)
         place_TD = pinned.to(cos_PD.device, non_blocking=True)[self._axis_D].T
         row_T = torch.arange(len(place_TD), device=cos_PD.device)
-        return Turns(cos_PD.gather(0, place_TD), sin_PD.gather(0, place_TD), row_T)
+        return RotaryRows(cos_PD.gather(0, place_TD), sin_PD.gather(0, place_TD), row_T)
 
 
-def places(span: Span, spec: EncoderSpec) -> Tensor:
+def places(span: TokenSpan, spec: EncoderSpec) -> Tensor:
     """Int64, (3, N): by time, row and column. `tiles` are in order of their `start`."""
     place_3N = torch.arange(span.start, span.start + span.count).repeat(_AXES, 1)
     for tile in span.tiles:
