@@ -36,7 +36,7 @@ up: setup
 # Tests that stop, race or time processes need the cores for themselves; the others share them between workers.
 test: setup
 ifeq ($(ARGS),)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" --workers $(WORKERS)
 	$(BIN)/python -m pytest --alone
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
@@ -44,11 +44,11 @@ endif
 
 # Seconds of a core by file and by test, of those that `make test` runs beside each other.
 durations: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.spent -m "not long and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p tests.spent -m "not long and not alone" --workers $(WORKERS) $(ARGS)
 
 # A sample of all rooms: one case of each test that starts no process and takes less than a tenth of a second, five drawn examples.
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -n $(QUICK_WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick --workers $(QUICK_WORKERS) $(ARGS)
 
 # What `make test` leaves out for its time, and every example that tests draw; .github/workflows/nightly.yml runs it every night.
 long: setup

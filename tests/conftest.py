@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.beside import Beside
 from tests.by_day import leave_the_rest_to_the_night, make_none_of_the_night
 from tests.examples import QUICK_EXAMPLES, draw_at_most, draw_by_day, draw_by_night, draw_few
 from tests.warm.interpreter import TEXTS, WARM
@@ -130,6 +131,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests marked alone; files that have none are not even imported",
     )
+    parser.addoption(
+        "--workers",
+        type=int,
+        default=0,
+        help="how many processes run files of tests beside each other (none: this one runs all)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -143,6 +150,9 @@ def pytest_configure(config: pytest.Config) -> None:
         draw_few()
     if config.getoption("--alone") and not config.option.markexpr:
         config.option.markexpr = "alone and not long"
+    if config.getoption("--workers"):
+        beside = Beside(config.getoption("--workers"), imported=("torch", "transformers"))
+        config.pluginmanager.register(beside, "beside")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -155,21 +165,6 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # or libraries complain at the end that it was never freed
-
-
-class Rotated(pytest.Dir):  # type: ignore[misc]  # final, and its order of files is no setting
-    """The rooms, of which each worker collects others first: what is not compiled yet they compile in parts, not all of
-    it each."""
-
-    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        found = list(super().collect())
-        worker = getattr(self.config, "workerinput", {"workerid": "gw0", "workercount": 1})
-        first = int(worker["workerid"].removeprefix("gw")) * len(found) // worker["workercount"]
-        return iter(found[first:] + found[:first])
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return Rotated.from_parent(parent, path=path) if path == Path(__file__).parent else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -231,11 +226,7 @@ _TEST = r"((^@.*\n(^[ )\]}].*\n)*)*)^(async )?def test_"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests first: beside each other with the rest, none of them is what the end waits for.
-
-    All workers have the same order, wherever they began to collect."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.parts)
+    """Of what each file has: a sample, or fewer drawn examples by day."""
     if config.getoption("--quick"):
         kept = quick_sample(items)
         known = set(kept)
@@ -248,10 +239,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG_SECONDS))
-    slow = {
-        item.path for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("long")
-    }
-    items.sort(key=lambda item: item.path not in slow)
 
 
 def quick_sample(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -7,6 +7,7 @@ import socket
 # Below those that Linux gives to whoever asks for any port, so that nobody is given one before its server has it.
 _PORTS = range(16_000, 32_000)
 _dice = random.Random(os.getpid())
+os.register_at_fork(after_in_child=lambda: _dice.seed(os.getpid()))
 
 
 def free_port() -> int:

@@ -211,10 +211,10 @@ def live(work: Callable[[], None], environment: Mapping[str, str], keep: Iterabl
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     gc.enable()
-    os._exit(_code_of(work))
+    os._exit(code_of(work))
 
 
-def _code_of(work: Callable[[], None]) -> int:
+def code_of(work: Callable[[], None]) -> int:
     """As the interpreter ends, in what tests look at: it waits for threads, then does what was left for the end.
     Modules are not taken down, and a SystemExit with words says none of them."""
     code = 0
