@@ -79,7 +79,8 @@ def compile_only(arch: int, told: Callable[[Made], None]) -> "Launches":
 
 
 class Launches:
-    """Takes the place of JITFunction.run. `case` names what is launched now."""
+    """Takes the place of JITFunction.run, and gives nothing that a launch could keep. `case` names what is launched
+    now."""
 
     def __init__(self, run: Callable[..., Any], told: Callable[[Made], None]) -> None:
         self.case = ""
@@ -90,14 +91,13 @@ class Launches:
         """What an earlier group launched too is told again, so that a group's rows do not depend on others."""
         self._seen.clear()
 
-    def __call__(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+    def __call__(self, function: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         begin = time.perf_counter()
         kernel = self._run(function, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in self._seen:
             self._seen.add(kernel.hash)
             seconds = round(time.perf_counter() - begin, 2)
             self._told(made_of(kernel, self.case, function.fn.__name__, seconds))
-        return kernel
 
 
 def made_of(kernel: Any, case: str, name: str, seconds: float) -> Made:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from afserve.kernels.devices.device import Queue
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.triton import symm_exchange as symm_kernels
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import cdiv, power_of_two
 from afserve.member import NodeId, Role
 
 _COLUMNS = 1024
@@ -90,8 +90,8 @@ class _End:
         self._words_of_host = self._host.numpy()  # written also outside of inference mode
         self._begun = self._place.pinned(max(map(len, boxes)), torch.int32)
         self._fp8 = layout.dispatch_wire is WireType.FLOAT8
-        self._columns = min(_COLUMNS, max(128, triton.next_power_of_2(layout.hidden)))
-        self._parts = triton.cdiv(layout.hidden, self._columns)
+        self._columns = min(_COLUMNS, max(128, power_of_two(layout.hidden)))
+        self._parts = cdiv(layout.hidden, self._columns)
 
     def check(self) -> None:
         """Waits for the device. Raises PeerLost naming the first peer that stayed silent; this end is no use then."""
@@ -143,7 +143,7 @@ class _End:
 
     @property
     def _width(self) -> int:
-        return int(triton.next_power_of_2(self._layout.top_k))
+        return power_of_two(self._layout.top_k)
 
     @property
     def _scales(self) -> int:
@@ -288,7 +288,7 @@ class SymmExpert(_End):
         symm_kernels.take_rows[(most, self._parts)](
             boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,
             layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
-            COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.dispatch_wire],
+            COLUMNS=self._columns, BOXES=power_of_two(len(boxes)), WIRE=_WIRES[layout.dispatch_wire],
             FP8=self._fp8, **FUSED,
         )  # fmt: skip
         return SymmArrival(micro_batch, x_NH, slot_NK, weight_NK, header_N2)
@@ -300,7 +300,7 @@ class SymmExpert(_End):
         region, stamp = self._combine, arrival.header_N2
         symm_kernels.put_answers[(len(boxes) * layout.max_rows, self._parts)](
             y_NH, count_N, number_N, boxes.peer_N, len(boxes), layout.max_rows, layout.hidden, region.half, region.x,
-            COLUMNS=self._columns, BOXES=triton.next_power_of_2(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
+            COLUMNS=self._columns, BOXES=power_of_two(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
         )  # fmt: skip
         symm_kernels.signal_boxes[(len(boxes),)](
             boxes.peer_N, number_N, count_N, stamp, region.half, TIMED=self._patience.timed, num_warps=1, **FUSED,

@@ -106,10 +106,10 @@ class Mailbox:
         """The message that the native library has checked and whose slots and weights lie in `own`."""
         frame = self.frame
         x_RH, slot_RK, _, scale_RS, _ = self._views(rows)
+        call = call_of(self._bytes) if slot_RK is None or not rows else 0  # no rows: it may open a step
+        header = Header(frame.kind, epoch, sequence, layer, rows, frame.wire, call)
         if slot_RK is None:
-            call = call_of(self._bytes)
-            return Parcel(Header(frame.kind, epoch, sequence, layer, rows, frame.wire, call), x_RH)
-        header = Header(frame.kind, epoch, sequence, layer, rows, frame.wire)
+            return Parcel(header, x_RH)
         own = self._own_parts.get(rows)
         if own is None:
             if len(self._own_parts) >= _CACHED_SHAPES:

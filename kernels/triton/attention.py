@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.launch import launched, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_WINDOW = 1 << 30
@@ -56,7 +57,7 @@ def _attend_span(
     return values, largest, total
 
 
-@triton.jit(do_not_specialize=["table_row", "parts"])
+@launched(do_not_specialize=["table_row", "parts"])
 def _decode(
     q_ptr, k_ptr, v_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, sink_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, window, groups, repeat, size, v_size, q_token, q_head, table_row,
@@ -114,7 +115,7 @@ def _finish(values, largest, total, sink_ptr, out_ptr, head, row_at, used, insid
     tl.store(out_ptr + row_at[:, None] + dv[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["sequences", "table_row"])
+@launched(do_not_specialize=["sequences", "table_row"])
 def _chunks(
     q_ptr, k_ptr, v_ptr, out_ptr, sink_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, window, sequences, groups, repeat, size, v_size, q_token, q_head, table_row,
@@ -197,7 +198,7 @@ def decode_gqa(
         q_TAD, k_NGBD, v_NGBD, out, *scratch, sink_A,
         batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, window or NO_WINDOW, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch), parts,
-        DIRECT=parts == 1, ROWS=max(16, triton.next_power_of_2(repeat)), SHORTEST=tile.split,
+        DIRECT=parts == 1, ROWS=max(16, power_of_two(repeat)), SHORTEST=tile.split,
         **_constants(tile, k_NGBD, v_NGBD),
     )  # fmt: skip
     join_parts(scratch, sink_A, batch.query_start_S1, out)
@@ -210,12 +211,12 @@ def chunks_gqa(
     """Sequences of several queries: one program per key/value head and tile of queries."""
     groups = k_NGBD.shape[1]
     repeat = q_TAD.shape[1] // groups
-    padded = triton.next_power_of_2(repeat)
+    padded = power_of_two(repeat)
     queries = max(1, max(tile.queries, 16) // padded)
     _chunks[(q_TAD.shape[0] // queries + batch.sequences, groups)](
         q_TAD, k_NGBD, v_NGBD, out, sink_A, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, window or NO_WINDOW, batch.sequences, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch),
-        WINDOWED=window is not None, SEQUENCES=max(16, triton.next_power_of_2(batch.sequences)),
+        WINDOWED=window is not None, SEQUENCES=max(16, power_of_two(batch.sequences)),
         QUERIES=queries, REPEAT=padded, **_constants(tile, k_NGBD, v_NGBD),
     )  # fmt: skip
 
@@ -230,7 +231,7 @@ def _sizes(q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch) -> 
 def _constants(tile: AttentionTile, k_NGBD: Tensor, v_NGBD: Tensor) -> dict[str, object]:
     return {
         "BLOCK": k_NGBD.shape[2], "KEYS": tile.keys, "PRECISION": "ieee" if k_NGBD.dtype is torch.float32 else "tf32",
-        "SIZE": max(16, triton.next_power_of_2(k_NGBD.shape[3])),
-        "V_SIZE": max(16, triton.next_power_of_2(v_NGBD.shape[3])),
+        "SIZE": max(16, power_of_two(k_NGBD.shape[3])),
+        "V_SIZE": max(16, power_of_two(v_NGBD.shape[3])),
         "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
     }  # fmt: skip

@@ -16,13 +16,14 @@ import triton.language as tl
 from afserve.kernels.indexer import choose_rows as plainly
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 
 KEYS, CHUNK = 64, 1024  # of one program, and of one step of a search; unmeasured
 SCORES = 1 << 24  # held at a time
 BINS = tl.constexpr(512)  # a byte's values, and one for what does not count
 
 
-@triton.jit(do_not_specialize=["first", "context"])
+@launched(do_not_specialize=["first", "context"])
 def _index_scores(
     q_ptr, weight_ptr, key_ptr, position_ptr, sequence_ptr, table_ptr, score_TC_ptr, first, context,
     q_token, q_head, block_stride, token_stride, table_stride,
@@ -61,7 +62,7 @@ def _ranks(score_ptr, c, seen):
     return tl.where(number, rank, 0xFFFFFFFF).to(tl.uint32)
 
 
-@triton.jit(do_not_specialize=["first", "context", "most"])
+@launched(do_not_specialize=["first", "context", "most"])
 def _best_rows(
     score_TC_ptr, position_ptr, sequence_ptr, table_ptr, slot_TK_ptr, first, context, most, table_stride,
     TOP: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -122,11 +123,11 @@ def choose_rows(q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: Page
     table, position = batch.block_table_SB, batch.position_T
     for first in range(0, tokens, step):
         rows = min(step, tokens - first)
-        _index_scores[(rows, triton.cdiv(context, tile))](
+        _index_scores[(rows, cdiv(context, tile))](
             q, weight.contiguous(), index_NBI, position, sequence_T, table, score_TC, first, context,
             q.stride(0), q.stride(1), index_NBI.stride(0), index_NBI.stride(1), table.stride(0),
-            HEADS=heads, SIZE=size, ROWS=max(16, triton.next_power_of_2(heads)),
-            COLUMNS=max(16, triton.next_power_of_2(size)), BLOCK=block_size, TILE=tile,
+            HEADS=heads, SIZE=size, ROWS=max(16, power_of_two(heads)),
+            COLUMNS=max(16, power_of_two(size)), BLOCK=block_size, TILE=tile,
             num_warps=2 * q.element_size(), **FUSED,
         )  # fmt: skip
         _best_rows[(rows,)](

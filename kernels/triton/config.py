@@ -27,7 +27,8 @@ class Tile:
     def fitting(self, shared: int, columns: int, itemsize: int) -> "Tile":
         """The same tile with no more pipeline stages than `shared` bytes hold; `columns` of weights are read a step."""
         step = (self.rows + columns) * self.depth * itemsize
-        return replace(self, stages=max(1, min(self.stages, shared // step)))
+        stages = max(1, min(self.stages, shared // step))
+        return self if stages == self.stages else replace(self, stages=stages)
 
 
 @dataclass(frozen=True, slots=True)

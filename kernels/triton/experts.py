@@ -17,6 +17,7 @@ import triton.language as tl
 from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
+from afserve.kernels.triton.launch import cdiv, launched
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
 from afserve.kernels.triton.quant import fp8_scale, quantise_groups, to_fp8
 
@@ -60,7 +61,7 @@ def _tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit(do_not_specialize=["row_tiles", "x_scale_step"])
+@launched(do_not_specialize=["row_tiles", "x_scale_step"])
 def _gate_up(
     x_ptr, w_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, x_scale_ptr, w_scale_ptr, h_scale_ptr, bias_ptr,
     row_tiles, hidden, inner, x_stride, x_scale_step, h_scale_step, groups_h, groups_i,
@@ -122,7 +123,7 @@ def _gate_up(
         tl.store(h_at, h.to(h_PI_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["row_tiles"])
+@launched(do_not_specialize=["row_tiles"])
 def _down(
     h_PI_ptr, w_ptr, part_PH_ptr, pair_P_ptr, tile_slot_ptr, weight_ptr, h_scale_ptr, w_scale_ptr, bias_ptr,
     row_tiles, hidden, inner, h_scale_step, groups_h, groups_i,
@@ -183,7 +184,7 @@ def grouped_gate_up(
             f"an FP8 tile {tile} must be one {weights.group} block"
         )
         h_scale = torch.empty((groups_i, plan.pair_P.shape[0]), dtype=torch.float32, device=x_RH.device)
-    grid = (plan.tiles * triton.cdiv(inner, tile.columns),)
+    grid = (plan.tiles * cdiv(inner, tile.columns),)
     _gate_up[grid](
         x_RH, weights.gate_up_EJH, h_PI, plan.pair_P, plan.tile_slot_M, x_scale, weights.gate_up_scale, h_scale,
         weights.joint.gate_up_bias_EJ,
@@ -211,7 +212,7 @@ def grouped_down(
             f"tile {tile} crosses scale blocks"
         )
     part_PH = torch.empty((h_PI.shape[0], hidden), dtype=dtype, device=h_PI.device)
-    grid = (plan.tiles * triton.cdiv(hidden, tile.columns),)
+    grid = (plan.tiles * cdiv(hidden, tile.columns),)
     _down[grid](
         h_PI, weights.down_EHI, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK, h_scale, weights.down_scale,
         weights.joint.down_bias_EH,

@@ -21,6 +21,7 @@ from afserve.kernels.grouped import STEP, Grouped, Groups, groups_of
 from afserve.kernels.packed import Biases, ExpertShape
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
+from afserve.kernels.triton.launch import cdiv, launched
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
 
 HALF = STEP // 2
@@ -161,7 +162,7 @@ def _product(
     return total
 
 
-@triton.jit(do_not_specialize=["row_tiles"])
+@launched(do_not_specialize=["row_tiles"])
 def _gate_up_coded(
     x_ptr, w_ptr, scale_ptr, h_PI_ptr, pair_P_ptr, tile_slot_ptr, bias_ptr,
     row_tiles, hidden, inner, x_stride, width, groups,
@@ -217,7 +218,7 @@ def _gate_up_coded(
     tl.store(h_at, h.to(h_PI_ptr.dtype.element_ty), mask=used[:, None] & (column < inner)[None, :])
 
 
-@triton.jit(do_not_specialize=["row_tiles"])
+@launched(do_not_specialize=["row_tiles"])
 def _down_coded(
     h_PI_ptr, w_ptr, scale_ptr, part_PH_ptr, pair_P_ptr, tile_slot_ptr, weight_ptr, bias_ptr,
     row_tiles, hidden, inner, width, groups,
@@ -265,7 +266,7 @@ def expert_ffn(
     plan = plan_rows(slot_RK, slots, tiles.rows)
     h_PI = _gate_up(x_RH, weights, plan, slot_RK.shape[1], tiles.gate_up)
     part_PH = torch.empty((h_PI.shape[0], hidden), dtype=x_RH.dtype, device=x_RH.device)
-    _down_coded[(plan.tiles, triton.cdiv(hidden, _columns(tiles.down, weights)))](
+    _down_coded[(plan.tiles, cdiv(hidden, _columns(tiles.down, weights)))](
         h_PI, weights.down, weights.down_scale, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK,
         weights.joint.down_bias_EH,
         plan.tiles, hidden, h_PI.shape[1], weights.down.shape[2], weights.down_scale.shape[2],
@@ -277,7 +278,7 @@ def expert_ffn(
 def _gate_up(x_RH: Tensor, weights: CodedWeights, plan: RowPlan, choices: int, tile: Tile) -> Tensor:
     inner, hidden = weights.gate_up.shape[1] // 2, x_RH.shape[1]
     h_PI = torch.empty((plan.pair_P.shape[0], inner), dtype=x_RH.dtype, device=x_RH.device)
-    _gate_up_coded[(plan.tiles, triton.cdiv(inner, _columns(tile, weights)))](
+    _gate_up_coded[(plan.tiles, cdiv(inner, _columns(tile, weights)))](
         x_RH, weights.gate_up, weights.gate_up_scale, h_PI, plan.pair_P, plan.tile_slot_M,
         weights.joint.gate_up_bias_EJ,
         plan.tiles, hidden, inner, x_RH.stride(0), weights.gate_up.shape[2], weights.gate_up_scale.shape[2],

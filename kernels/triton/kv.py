@@ -17,6 +17,7 @@ import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import launched, power_of_two
 
 
 @triton.jit
@@ -71,7 +72,7 @@ def _copy_heads(x_ptr, out_ptr, heads, x_head, out_head, size, HEADS: tl.constex
     tl.store(out_ptr + h * out_head + d, x.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched
 def _rope(
     x_ptr, out_ptr, cos_ptr, sin_ptr, position_ptr, heads, x_token, x_head, half, size,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
@@ -84,7 +85,7 @@ def _rope(
     )  # fmt: skip
 
 
-@triton.jit
+@launched
 def _rope_write_kv(
     q_ptr, k_ptr, v_ptr, out_ptr, k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, position_ptr,
     slot_ptr, eps, heads, groups, half, size, v_size, block_size, q_token, q_head, k_token, k_head, v_token, v_head,
@@ -132,7 +133,7 @@ def _norm_row(x_ptr, out_ptr, norm_ptr, size, eps, SIZE: tl.constexpr):
     tl.store(out_ptr + d, x.to(out_ptr.dtype.element_ty), mask=d < size)
 
 
-@triton.jit
+@launched
 def _keep_latents(
     made_ptr, q_ptr, cache_ptr, q_norm_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr, eps, query, rank, half,
     rope, block_size, made_token, cache_block, cache_offset,
@@ -166,7 +167,8 @@ def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, inte
     if out_TAD.numel():
         _rope[(tokens,)](
             x_TAD, out_TAD, cos_PD, sin_PD, position_T, heads, x_TAD.stride(0), x_TAD.stride(1), half, size,
-            HEADS=_power(heads), HALF=_power(half), REST=_rest(size, half), INTERLEAVED=interleaved, **FUSED,
+            HEADS=power_of_two(heads), HALF=power_of_two(half), REST=_rest(size, half), INTERLEAVED=interleaved,
+            **FUSED,
         )  # fmt: skip
     return out_TAD
 
@@ -217,9 +219,9 @@ def _launch_kv(
             q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, *norms, *angles, kv_slot_T, turn.eps if turn else 0.0,
             q_TAD.shape[1], groups, half, size, v_TGD.shape[2], k_NGBD.shape[2],
             *q_TAD.stride()[:2], *k_TGD.stride()[:2], *v_TGD.stride()[:2], *k_NGBD.stride()[:3], *v_NGBD.stride()[:3],
-            TURN=turn is not None, HEADS=_power(q_TAD.shape[1]), GROUPS=_power(groups), HALF=_power(half),
-            REST=_rest(size, half), VALUES=_power(v_TGD.shape[2]), KEYS=_power(size),
-            INTERLEAVED=turn is not None and turn.interleaved, **FUSED,
+            TURN=turn is not None, HEADS=power_of_two(q_TAD.shape[1]), GROUPS=power_of_two(groups),
+            HALF=power_of_two(half), REST=_rest(size, half), VALUES=power_of_two(v_TGD.shape[2]),
+            KEYS=power_of_two(size), INTERLEAVED=turn is not None and turn.interleaved, **FUSED,
         )  # fmt: skip
 
 
@@ -252,8 +254,9 @@ def _launch_latents(
         _keep_latents[(tokens, 1 if q_norm is None else 2)](
             made_TD, query, cache_NBC, q_norm, norm, cos, sin, position_T, kv_slot_T,
             layer.latent_eps if layer else 0.0, width, rank, half, rope, cache_NBC.shape[1], made_TD.stride(0),
-            *cache_NBC.stride()[:2], QUERY=_power(max(width, 1)), RANK=_power(rank), HALF=_power(half) if half else 0,
-            REST=_rest(rope, half), INTERLEAVED=layer is not None and layer.interleaved, **FUSED,
+            *cache_NBC.stride()[:2], QUERY=power_of_two(width), RANK=power_of_two(rank),
+            HALF=power_of_two(half) if half else 0, REST=_rest(rope, half),
+            INTERLEAVED=layer is not None and layer.interleaved, **FUSED,
         )  # fmt: skip
 
 
@@ -261,9 +264,5 @@ def _packed_last(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _power(n: int) -> int:
-    return int(triton.next_power_of_2(n))
-
-
 def _rest(size: int, half: int) -> int:
-    return _power(size - 2 * half) if size > 2 * half else 0
+    return power_of_two(size - 2 * half) if size > 2 * half else 0

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
@@ -56,7 +57,7 @@ def _step(
     return values, higher, total
 
 
-@triton.jit(do_not_specialize=["sequences", "table_row", "parts"])
+@launched(do_not_specialize=["sequences", "table_row", "parts"])
 def _attend_latent(
     q_ptr, q_rope_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, sequences, heads, rank, rope, q_token, q_head, rope_token, rope_head, table_row, cache_block, cache_offset,
@@ -126,13 +127,13 @@ def attend_mla(
     if not tokens:
         return out
     scratch = split_scratch(tokens, heads, parts, rank, q_TAC.device)
-    width, rope = (max(16, triton.next_power_of_2(size)) for size in (rank, own_rope))
+    width, rope = (max(16, power_of_two(size)) for size in (rank, own_rope))
     one_each = batch.max_query == 1 and tokens == batch.sequences
-    _attend_latent[(tokens, triton.cdiv(heads, tile.queries), parts)](
+    _attend_latent[(tokens, cdiv(heads, tile.queries), parts)](
         q_TAC, q_rope_TAE, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, batch.sequences, heads, rank, own_rope, *q_TAC.stride()[:2], *q_rope_TAE.stride()[:2],
         batch.block_table_SB.stride(0), *cache_NBC.stride()[:2], parts,
-        SEQUENCES=1 if one_each else max(16, triton.next_power_of_2(batch.sequences)), DIRECT=parts == 1,
+        SEQUENCES=1 if one_each else max(16, power_of_two(batch.sequences)), DIRECT=parts == 1,
         BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
         WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, own_rope),
         SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",

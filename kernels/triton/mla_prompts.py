@@ -15,6 +15,7 @@ import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.triton.config import FUSED, AttentionTile
 from afserve.kernels.triton.latent_prompts import LatentPrompts, LatentSizes
+from afserve.kernels.triton.launch import launched, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST
 
 
@@ -53,7 +54,7 @@ def _attend_keys(
     return values, largest, total
 
 
-@triton.jit(do_not_specialize=["first_head", "rows"])
+@launched(do_not_specialize=["first_head", "rows"])
 def _attend_prompts(
     q_ptr, q_rope_ptr, k_ptr, v_ptr, latent_ptr, out_ptr, tile_ptr,
     scale, first_head, rows, rank, nope, rope, size, columns, q_token, q_head, rope_token, rope_head, out_token,
@@ -109,7 +110,7 @@ def attend_prompts(
     rope = q_rope_TAE.shape[2]
     assert q_TAD.stride(2) == q_rope_TAE.stride(2) == 1, "queries must be contiguous"
     assert all(x.is_contiguous() for x in (k_GMD, v_GMD, latent_MC, tile_N4, out_TAD)), "as they were made"
-    widths = [max(16, triton.next_power_of_2(each)) for each in (nope, rope, size)]
+    widths = [max(16, power_of_two(each)) for each in (nope, rope, size)]
     _attend_prompts[(tile_N4.shape[0], heads)](
         q_TAD, q_rope_TAE, k_GMD, v_GMD, latent_MC, out_TAD, tile_N4,
         scale, first_head, rows, columns - rope, nope, rope, size, columns, *q_TAD.stride()[:2],

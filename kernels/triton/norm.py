@@ -9,12 +9,12 @@ the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or hea
 import torch
 from torch import Tensor
 
-import triton
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 
 
-@triton.jit(do_not_specialize=["rows"])
+@launched(do_not_specialize=["rows"])
 def _rms_norm(
     x_ptr, y_ptr, weight_ptr, out_ptr, rows, hidden, inner_rows, outer_stride, inner_stride, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -35,7 +35,7 @@ def _rms_norm(
     tl.store(out_ptr + flat, (x * weight[None, :]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@launched(do_not_specialize=["layer"])
 def _add_sums(x_ptr, y_ptr, bad_ptr, hidden, x_stride, layer, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lost = 0
@@ -53,7 +53,7 @@ def _add_sums(x_ptr, y_ptr, bad_ptr, hidden, x_stride, layer, COLUMNS: tl.conste
         tl.store(bad_ptr + row, tl.where((lost < 0) & (before < 0), layer, before))
 
 
-@triton.jit
+@launched
 def _silu_mul(x_ptr, out_ptr, inner, x_stride, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -83,7 +83,7 @@ def add_sums(x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> No
     """x_TH += y_TH in place, rounded once; rows that are not finite then get `layer` where bad_T is below 0."""
     assert x_TH.stride(1) == 1, "x_TH is changed in place: its rows must be contiguous"
     rows, hidden = x_TH.shape
-    columns = min(1024, triton.next_power_of_2(hidden))
+    columns = min(1024, power_of_two(hidden))
     if rows:
         _add_sums[(rows,)](
             x_TH, y_TH.contiguous(), bad_T, hidden, x_TH.stride(0), layer, COLUMNS=columns, **FUSED
@@ -95,9 +95,9 @@ def silu_mul(gate_up_TJ: Tensor) -> Tensor:
     tokens, both = gate_up_TJ.shape
     assert gate_up_TJ.stride(1) == 1, "gate_up_TJ rows must be contiguous"
     out_TI = torch.empty((tokens, both // 2), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
-    columns = min(1024, triton.next_power_of_2(both // 2))
+    columns = min(1024, power_of_two(both // 2))
     if tokens:
-        grid = (tokens, triton.cdiv(both // 2, columns))
+        grid = (tokens, cdiv(both // 2, columns))
         _silu_mul[grid](gate_up_TJ, out_TI, both // 2, gate_up_TJ.stride(0), COLUMNS=columns, **FUSED)
     return out_TI
 
@@ -107,10 +107,10 @@ def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor
     hidden = x.shape[-1]
     rows = x.numel() // hidden
     inner_rows, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
-    columns = triton.next_power_of_2(hidden)
+    columns = power_of_two(hidden)
     block = max(1, 2048 // columns)
     if rows:
-        _rms_norm[(triton.cdiv(rows, block),)](
+        _rms_norm[(cdiv(rows, block),)](
             x, y, weight_H, out, rows, hidden, inner_rows, x.stride(0), inner_stride, eps,
             ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
         )  # fmt: skip

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import triton
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 
 CHUNK = 128  # pairs one program ranks
 _COUNTED = 1024  # pairs that it counts at once
@@ -40,7 +40,7 @@ class RowPlan:
         return self.tile_slot_M.shape[0]
 
 
-@triton.jit(do_not_specialize=["pairs", "tiles"])
+@launched(do_not_specialize=["pairs", "tiles"])
 def _place_chunk(
     slot_ptr, pair_P_ptr, tile_slot_M_ptr, place_ptr, pairs, slots, tiles,
     TILE_ROWS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
@@ -78,7 +78,7 @@ def _place_chunk(
     tl.store(pair_P_ptr + at, tl.full((CHUNK, TILE_ROWS), -1, dtype=tl.int32), mask=empty)
 
 
-@triton.jit
+@launched
 def _combine_rows(
     part_PH_ptr, place_ptr, out_ptr, hidden, out_stride,
     ADD: tl.constexpr, CHOICES: tl.constexpr, COLUMNS: tl.constexpr,
@@ -110,9 +110,9 @@ def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
     tile_slot_M = torch.empty(tiles, dtype=torch.int32, device=device)
     place_RK = torch.empty(slot_RK.shape, dtype=torch.int32, device=device)
     if pairs:
-        _place_chunk[(triton.cdiv(max(pairs, tiles), CHUNK),)](
+        _place_chunk[(cdiv(max(pairs, tiles), CHUNK),)](
             slot_RK, pair_P, tile_slot_M, place_RK, pairs, slots, tiles, TILE_ROWS=tile_rows,
-            SLOTS=triton.next_power_of_2(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
+            SLOTS=power_of_two(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
         )  # fmt: skip
     return RowPlan(pair_P, tile_slot_M, place_RK, tile_rows)
 
@@ -127,9 +127,9 @@ def combine_rows(
     rows, choices = place_RK.shape
     hidden = out_RH.shape[1]
     assert out_RH.stride(1) == 1, "rows of out_RH must be contiguous"
-    columns = min(columns, triton.next_power_of_2(hidden))
+    columns = min(columns, power_of_two(hidden))
     if rows:
-        _combine_rows[(rows, triton.cdiv(hidden, columns))](
+        _combine_rows[(rows, cdiv(hidden, columns))](
             part_PH, place_RK, out_RH, hidden, out_RH.stride(0),
             ADD=add, CHOICES=choices, COLUMNS=columns, **FUSED,
         )  # fmt: skip

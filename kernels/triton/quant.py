@@ -15,6 +15,7 @@ import triton.language as tl
 from afserve.kernels.formats import scaled
 from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import cdiv, launched
 
 FP8_MAX = tl.constexpr(LARGEST)
 TINY = tl.constexpr(scaled.TINY)
@@ -32,7 +33,7 @@ def to_fp8(scaled):
     return tl.clamp(scaled, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
-@triton.jit(do_not_specialize=["rows", "scale_row", "scale_column"])
+@launched(do_not_specialize=["rows", "scale_row", "scale_column"])
 def _quantise_tile(
     x_ptr, q_ptr, scale_ptr, rows, columns, x_stride, scale_row, scale_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_ROW: tl.constexpr,
@@ -76,7 +77,7 @@ def _launch(x_TH: Tensor, scale: Tensor, rows: int, columns: int, per_row: bool)
         x_TH = x_TH.contiguous()
     q_TH = torch.empty(x_TH.shape, dtype=FP8, device=x_TH.device)
     if x_TH.numel():
-        grid = (triton.cdiv(x_TH.shape[0], rows), scale.shape[1])
+        grid = (cdiv(x_TH.shape[0], rows), scale.shape[1])
         _quantise_tile[grid](
             x_TH, q_TH, scale, *x_TH.shape, x_TH.stride(0), *scale.stride(),
             ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,

@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.config import FUSED, RouterTile
+from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score, above what has been taken; twice it is still finite
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@launched(do_not_specialize=["tokens"])
 def _score_part(
     x_ptr, gate_ptr, part_STE_ptr, tokens, hidden, experts, x_stride, span,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
@@ -59,7 +60,7 @@ def _open_groups(ranked, group, each, TOP2: tl.constexpr, TOP_GROUPS: tl.constex
     return is_open
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@launched(do_not_specialize=["tokens"])
 def _choose(
     part_STE_ptr, bias_ptr, expert_ptr, weight_ptr, tokens, experts, epsilon, scale, closed,
     GROUPS: tl.constexpr, EACH: tl.constexpr, EACH_PADDED: tl.constexpr, PARTS: tl.constexpr,
@@ -132,10 +133,10 @@ def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
     experts = gate_EH.shape[0]
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
-    span = triton.cdiv(triton.cdiv(hidden, tile.depth), tile.parts) * tile.depth
-    part_STE = x_TH.new_empty((triton.cdiv(hidden, span), tokens, experts), dtype=torch.float32)
+    span = cdiv(cdiv(hidden, tile.depth), tile.parts) * tile.depth
+    part_STE = x_TH.new_empty((cdiv(hidden, span), tokens, experts), dtype=torch.float32)
     if tokens:
-        grid = (triton.cdiv(tokens, tile.rows), triton.cdiv(experts, tile.columns), part_STE.shape[0])
+        grid = (cdiv(tokens, tile.rows), cdiv(experts, tile.columns), part_STE.shape[0])
         _score_part[grid](
             x_TH, gate_EH.contiguous(), part_STE, tokens, hidden, experts, x_TH.stride(0), span,
             ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, WIDEN=x_TH.dtype != gate_EH.dtype,
@@ -162,10 +163,10 @@ def choose(part_STE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[T
     if tokens:
         _choose[(tokens,)](
             part_STE, bias_E, expert_TK, weight_TK, tokens, experts, rule.epsilon, rule.scale, rule.closed_value,
-            GROUPS=triton.next_power_of_2(groups), EACH=experts // groups,
-            EACH_PADDED=triton.next_power_of_2(experts // groups), PARTS=parts,
+            GROUPS=power_of_two(groups), EACH=experts // groups,
+            EACH_PADDED=power_of_two(experts // groups), PARTS=parts,
             SIGMOID=rule.scoring is Scoring.SIGMOID, SOFTMAX=rule.scoring is Scoring.SOFTMAX, GROUPED=grouped,
             TOP2=rule.selection is Selection.GROUP_TOP2_SUM, TOP_GROUPS=rule.top_groups, TOP_K=rule.top_k,
-            CHOICES=triton.next_power_of_2(rule.top_k), RENORMALISE=rule.renormalise, num_warps=1, **FUSED,
+            CHOICES=power_of_two(rule.top_k), RENORMALISE=rule.renormalise, num_warps=1, **FUSED,
         )  # fmt: skip
     return expert_TK, weight_TK

@@ -13,6 +13,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.launch import launched, power_of_two
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with it never become NaN
@@ -43,7 +44,7 @@ def part_span(keys, part, parts, SHORTEST: tl.constexpr, KEYS: tl.constexpr):
     return tl.minimum(part * length, keys), tl.minimum(part * length + length, keys)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@launched(do_not_specialize=["parts"])
 def _join(
     values_ptr, largest_ptr, sum_ptr, out_ptr, sink_ptr, query_start_ptr, heads, parts, columns,
     PARTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -96,5 +97,5 @@ def join_parts(
         rows, heads, count, columns = scratch[0].shape
         _join[(rows, heads)](
             *scratch, out_TAD, sink_A, query_start_S1, heads, count, columns,
-            PARTS=8, COLUMNS=triton.next_power_of_2(columns), **FUSED,
+            PARTS=8, COLUMNS=power_of_two(columns), **FUSED,
         )  # fmt: skip

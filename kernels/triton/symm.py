@@ -11,6 +11,7 @@ Words of the host, at one address: an error that the device reports, and an abor
 
 import triton
 import triton.language as tl
+from afserve.kernels.triton.launch import launched
 from triton.language.extra.cuda import globaltimer
 
 ERROR, ABORT = tl.constexpr(0), tl.constexpr(1)
@@ -51,7 +52,7 @@ def _next_number(count_ptr):
     return number
 
 
-@triton.jit(do_not_specialize=["flag", "box"])
+@launched(do_not_specialize=["flag", "box"])
 def raise_flag(flag, count_ptr, box, CHIP: tl.constexpr):
     """What was launched before this is to be seen by whoever finds the next number at the address `flag`. `count_ptr`
     has the numbers of all boxes, 64 words apart."""
@@ -59,7 +60,7 @@ def raise_flag(flag, count_ptr, box, CHIP: tl.constexpr):
     release(typed(flag, tl.int32), number, CHIP)
 
 
-@triton.jit(do_not_specialize=["flag", "box", "size", "limit"])
+@launched(do_not_specialize=["flag", "box", "size", "limit"])
 def await_flag(
     flag, count_ptr, box, payload_ptr, size, words, limit, CHIP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip

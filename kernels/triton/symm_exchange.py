@@ -15,6 +15,7 @@ Shapes: T rows, K choices per row, H hidden, N nodes or boxes, R most rows of a 
 
 import triton
 import triton.language as tl
+from afserve.kernels.triton.launch import launched
 from afserve.kernels.triton.quant import fp8_scale, to_fp8
 from afserve.kernels.triton.symm import ABORT, ERROR, acquire, release, typed
 from triton.language.extra.cuda import globaltimer
@@ -60,7 +61,7 @@ def _row_number(x_ptr, row, exists, hidden, x_stride, ROWS: tl.constexpr):
     return ((mixed >> 40) & (KEYS - 1)).to(tl.float32) / KEYS
 
 
-@triton.jit(do_not_specialize=["rows", "slots", "experts", "replicas"])
+@launched(do_not_specialize=["rows", "slots", "experts", "replicas"])
 def plan_nodes(
     x_ptr, expert_ptr, slot_EP_ptr, below_EP_ptr, slot_ptr, place_NT_ptr, count_N_ptr, number_N_ptr, rows, slots,
     experts, replicas, hidden, x_stride, CHOICES: tl.constexpr, ROUTED: tl.constexpr, ROWS: tl.constexpr,
@@ -94,7 +95,7 @@ def plan_nodes(
     tl.store(number_N_ptr + node, tl.load(number_N_ptr + node) + 1)
 
 
-@triton.jit(do_not_specialize=["rows", "nodes", "slots", "scales", "slot_at", "scale_at"])
+@launched(do_not_specialize=["rows", "nodes", "slots", "scales", "slot_at", "scale_at"])
 def put_rows(
     x_ptr, slot_ptr, weight_ptr, place_NT_ptr, number_N_ptr, peer_N_ptr, rows, hidden, x_stride, nodes, slots, scales,
     half_bytes, weight_at, slot_at, scale_at, x_at,
@@ -133,7 +134,7 @@ def put_rows(
                 )
 
 
-@triton.jit
+@launched
 def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes, TIMED: tl.constexpr):
     """What the kernels before this one wrote into a peer's half is a message from now on."""
     box = tl.program_id(0)
@@ -146,7 +147,7 @@ def signal_boxes(peer_N_ptr, number_N_ptr, count_N_ptr, stamp_ptr, half_bytes, T
     release(typed(tl.load(peer_N_ptr + box), tl.int32), number, TIMED)
 
 
-@triton.jit(do_not_specialize=["most", "limit"])
+@launched(do_not_specialize=["most", "limit"])
 def wait_boxes(
     own_N_ptr, number_N_ptr, count_N_ptr, header_N2_ptr, error_ptr, words_ptr, most, half_bytes, limit,
     NEXT: tl.constexpr, TIMED: tl.constexpr,
@@ -205,7 +206,7 @@ def _rows_before(count_N_ptr, box, boxes, BOXES: tl.constexpr):
     )
 
 
-@triton.jit(do_not_specialize=["boxes", "most", "slots", "scales", "slot_at", "scale_at"])
+@launched(do_not_specialize=["boxes", "most", "slots", "scales", "slot_at", "scale_at"])
 def take_rows(
     own_N_ptr, number_N_ptr, count_N_ptr, x_ptr, slot_ptr, weight_ptr, boxes, most, hidden, slots, scales,
     half_bytes, weight_at, slot_at, scale_at, x_at,
@@ -245,7 +246,7 @@ def take_rows(
         tl.store(weight_ptr + to * CHOICES + k, tl.zeros((WIDTH,), dtype=tl.float32), mask=k < CHOICES)
 
 
-@triton.jit(do_not_specialize=["boxes", "most"])
+@launched(do_not_specialize=["boxes", "most"])
 def put_answers(
     y_ptr, count_N_ptr, number_N_ptr, peer_N_ptr, boxes, most, hidden, half_bytes, x_at,
     COLUMNS: tl.constexpr, BOXES: tl.constexpr, WIRE: tl.constexpr,
@@ -261,7 +262,7 @@ def put_answers(
         tl.store(_first_row(half, x_at, WIRE) + row * hidden + column, y.to(WIRE), mask=column < hidden)
 
 
-@triton.jit(do_not_specialize=["rows", "nodes", "layer"])
+@launched(do_not_specialize=["rows", "nodes", "layer"])
 def sum_answers(
     own_N_ptr, number_N_ptr, place_NT_ptr, error_ptr, y_ptr, shared_ptr, bad_ptr, rows, hidden, y_stride, nodes,
     half_bytes, layer, x_at, ADD: tl.constexpr, COLUMNS: tl.constexpr, WIRE: tl.constexpr,

@@ -55,9 +55,9 @@ def arrive(end: Transport, box: Box) -> Parcel:
 
 
 def send(end: Transport, box: Box, seed: int, rows: int, *, layer: int = 0) -> Parcel:
-    """Dispatch rows that follow from `seed`; returns what was staged, as copies."""
-    layout = end.layout
-    header = Header(Kind.DISPATCH, seed, end.next_sequence(box), layer, rows, layout.dispatch_wire)
+    """Dispatch rows that follow from `seed`, or open a step of devices by none; returns copies of what was staged."""
+    layout, call = end.layout, 0 if rows else 7
+    header = Header(Kind.DISPATCH, seed, end.next_sequence(box), layer, rows, layout.dispatch_wire, call)
     parcel = end.stage(box, header)
     assert parcel.slot_RK is not None and parcel.weight_RK is not None
     parcel.x_RH.copy_(content(seed, rows, layout.hidden))

@@ -35,3 +35,15 @@ def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkp
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["late"] == [] and found["compiled"] > 12 and found["steps"] <= 8
+
+
+@pytest.mark.process
+def test_kept_launches_are_those_that_triton_would_make():
+    command = [sys.executable, str(HERE / "launched.py")]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["differ"] == []
+    assert found["asked"] <= 3000, "of twice as many launches every second one is kept"
+    assert found["seen"] == 3, "a hook of a profiler's sees every launch"

@@ -1,0 +1,97 @@
+"""Launches of Triton's kernels that cost the host little: what one was compiled to is found by a few words.
+
+`JITFunction.run` binds and specialises each argument and makes a text of them, at every launch. Here the compiled
+kernel is kept under what Triton would specialise on, and called as `JITFunction.run` calls it. It knows no kernel.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+import triton
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+MOST_KEPT = 1024  # of a kernel: a size that is a new one at each launch does not fill memory
+_ALIGNED = 16  # bytes; Triton compiles pointers that are multiples of it apart
+_hooks = triton.knobs.runtime
+Launch = Callable[..., None]
+
+
+def launched(function: Callable[..., Any] | None = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
+    """`triton.jit` for a kernel that the host launches: `kernel[grid](*arguments, **constants)`, with a grid of one to
+    three numbers, arguments by position, and constants (`tl.constexpr`) and options by name."""
+    if function is None:
+        return lambda decorated: launched(decorated, do_not_specialize=do_not_specialize)
+    if _hooks.interpret:
+        return triton.jit(function, do_not_specialize=list(do_not_specialize))
+    return LaunchedKernel(function, do_not_specialize=list(do_not_specialize))
+
+
+class LaunchedKernel(JITFunction):  # type: ignore[misc]
+    """A kernel that keeps what its launches were compiled to."""
+
+    def __init__(self, function: Callable[..., Any], do_not_specialize: list[str]) -> None:
+        super().__init__(function, do_not_specialize=do_not_specialize)
+        self._kept: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._free = [at for at, param in enumerate(self.params) if param.do_not_specialize]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Launch:
+        def launch(*arguments: object, **constants: object) -> None:
+            device = driver.active.get_current_device()
+            key = self._key(device, arguments, constants)
+            kept = None if key is None else self._kept.get(key)
+            if kept is None or _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:
+                self._first(key, grid, arguments, constants)
+                return
+            run, function, metadata, rest = kept
+            stream = driver.active.get_current_stream(device)
+            x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+            run(x, y, z, stream, function, metadata, None, None, None, *arguments, *rest)
+
+        return launch
+
+    def _key(
+        self, device: int, arguments: tuple[object, ...], constants: dict[str, object]
+    ) -> tuple[object, ...] | None:
+        """Whatever makes Triton compile another kernel; None where Triton has to look itself. Numbers that it does not
+        specialise are told apart by how many bits they take."""
+        key: list[object] = []
+        for each in arguments:
+            kind = type(each)
+            if kind is Tensor:
+                key.append(each.dtype if not each.data_ptr() % _ALIGNED else (each.dtype,))  # type: ignore[attr-defined]
+            elif kind is int or each is None:
+                key.append(each)
+            elif kind is float or kind is bool:
+                key.append(kind)
+            else:
+                return None
+        for at in self._free:
+            key[at] = arguments[at] >> 31  # type: ignore[operator]
+        return (device, *key, *constants, *constants.values())
+
+    def _first(
+        self, key: tuple[object, ...] | None, grid: tuple[int, ...], arguments: tuple[object, ...],
+        constants: dict[str, object],
+    ) -> None:  # fmt: skip
+        kernel = self.run(*arguments, grid=grid, warmup=False, **constants)
+        if kernel is None or key is None:  # nothing was launched where somebody only looks at launches
+            return
+        rest = self.params[len(arguments) :]
+        assert all(param.is_constexpr for param in rest), f"{self.__name__}: arguments are given by position"
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        constant = tuple(constants[param.name] for param in rest)
+        self._kept[key] = kernel.run, kernel.function, kernel.packed_metadata, constant
+
+
+def cdiv(count: int, size: int) -> int:
+    """How many parts of at most `size`; Triton's own is a function of the compiler, ten times as long."""
+    return -(-count // size)
+
+
+def power_of_two(least: int) -> int:
+    """The smallest that is not below `least`."""
+    return 1 << max(0, least - 1).bit_length()
