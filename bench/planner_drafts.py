@@ -1,9 +1,10 @@
 """Served configurations that were measured with MTP, asked through `afserve plan` with `--draft` and without. Nothing
 is fitted to them, and no acceptance is typed.
 
-TensorRT-LLM's are DeepSeek-R1 on B200 under two releases. That the later one ran MTP is a guess: it is 1.2 to 2.3 times
-faster. The sweep with GLM-5 says that it ran MTP. It has prompts of many thousand tokens and answers of 128, for which
-plans are too fast in any case; its models that were served without drafts stand beside it.
+TensorRT-LLM's are DeepSeek-R1 on B200 and H200. The table does not say that they ran MTP; InferenceX' configurations of
+those days do, three tokens, and one where attention is replicated. The sweep with GLM-5 says that it ran MTP. It has
+prompts of many thousand tokens and answers of 128, for which plans are too fast in any case; its models that were
+served without drafts stand beside it.
 """
 
 import csv
@@ -16,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.planner_rows import read_rows
+from bench.planner_rows import FIRST_DRAFTS, read_rows, unsaid
 from bench.planner_typed import say, typed_row
 
 CLAIM = "rows measured with drafts, as typed"
-RELEASES = ("1.2.0rc6.post2", "1.2.0rc6.post3")
+PLAIN = "1.2.0rc6.post2"
 SWEEP = "InferenceX experimental/token_position_decode_slo"
 
 
@@ -54,13 +55,14 @@ def _row(raw: dict[str, str]) -> DraftedRow:
     return DraftedRow(raw["model"], (*line, *slices), float(raw["tpot"]), int(said.group(1)) if said else 0)
 
 
-def two_releases(path: Path) -> dict[str, list[DraftedRow]]:
-    """DeepSeek-R1 on B200 with TensorRT-LLM, by release."""
+def by_release(path: Path) -> dict[str, list[DraftedRow]]:
+    """DeepSeek-R1 with TensorRT-LLM: on B200 in `PLAIN`, and what ran with drafts, by chip and release."""
     found: dict[str, list[DraftedRow]] = {}
     for row in read_rows(path)[0]:
-        if row.engine == "trtllm" and row.chip.name == "b200" and row.release in RELEASES:
+        if unsaid(row) or (row.engine == "trtllm" and row.chip.name == "b200" and row.release == PLAIN):
             one = DraftedRow(row.shape.name, typed_row(row, "tensorrt-llm"), row.tpot * 1e3, 0)
-            found.setdefault(row.release, []).append(one)
+            since = f" since {FIRST_DRAFTS}" if row.release < PLAIN else ""
+            found.setdefault(f"deepseek-r1 {row.chip.name}, {row.release}{since}", []).append(one)
     return found
 
 
@@ -92,12 +94,10 @@ def drafted(data: Path) -> list[dict[str, object]]:
     """One row for each model with drafts, planned with and without them, and for each that was served without."""
     rows = read_drafted(data / "new_rows.csv")
     found = []
-    earlier, later = (two_releases(data / "silicon_rows.csv")[release] for release in RELEASES)
-    found.append(judged(earlier, f"deepseek-r1 b200, {RELEASES[0]}, without"))
-    for flags in ((), ("--draft", "mtp:1"), ("--draft", "mtp:3")):
-        found.append(
-            judged(later, f"deepseek-r1 b200, {RELEASES[1]}, {flags[-1] if flags else 'without'}", *flags)
-        )
+    for case, some in by_release(data / "silicon_rows.csv").items():
+        drafts = () if case.endswith(PLAIN) else (("--draft", "mtp:1"), ("--draft", "mtp:3"))
+        for flags in ((), *drafts):
+            found.append(judged(some, f"{case}, {flags[-1] if flags else 'without'}", *flags))
     for model in dict.fromkeys(row.model for row in rows):
         mine = [row for row in rows if row.model == model]
         tokens = mine[0].drafted

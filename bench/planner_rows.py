@@ -5,9 +5,13 @@ degrees are doubled in part of it (TP8 with EP8 is written 64 / 8 / 8); concurre
 disaggregated rows do not say how many workers served them (they are left out and counted); others are filed as
 aggregated, with the devices of all workers as one tensor-parallel group (`impossible`).
 
-Two settings that the file does not give are inferred from inputs, never from times. vLLM's cache on Blackwell is FP8:
-in 16 bits some of the concurrencies would not fit that were served without a wait. TensorRT-LLM's decode workers have
-a largest batch, a power of two: the largest within the highest concurrency that their configuration was run with.
+Settings that the file does not give are taken from the sweep that measured (SemiAnalysisAI/InferenceX, its scripts and
+configurations of the day), or inferred from inputs, never from times. SGLang's cache on Blackwell is FP8, by the
+scripts' flag, and vLLM's: in 16 bits some of the concurrencies would not fit that were served without a wait. Until
+January 2026 clients did not warm a server up: the first tokens of SGLang's rows of that time, which compiles kernels as
+it meets them, are taken for unknown (four requests at a time and 128 took 5 to 9 s alike). TensorRT-LLM's workers have
+a largest batch, a power of two. The names of the recipes that InferenceX' sweep started say it (`planner_starts.csv`);
+where none is known, it is the largest within the highest concurrency that their configuration was run with.
 """
 
 import csv
@@ -45,6 +49,14 @@ WIDTH = {
     "bf16": "bf16",
     "int4": "int4",
 }
+STARTS = Path(__file__).with_name("planner_starts.csv")
+WARMED_UP = "2026-01-21"
+"""From this day on InferenceX' clients send requests that are not counted, before those that are (its pull request
+480)."""
+DRAWN = 0.9
+"""InferenceX draws lengths evenly between 0.8 and 1 of those filed (its RANDOM_RANGE_RATIO): so many on average."""
+FIRST_DRAFTS = "2026-01-14"
+"""From this day on InferenceX measured TensorRT-LLM 1.1.0rc2.post2 with drafts (its pull request 392)."""
 Raw = dict[str, str]
 
 
@@ -85,24 +97,35 @@ def read_rows(path: Path) -> tuple[list[ServedRow], dict[str, int]]:
                 left["disaggregated without worker counts"] += 1
             else:
                 rows.append((row, _configuration(raw)))
-    return _limited(rows), left
+    return _limited(rows, starts()), left
+
+
+def starts() -> dict[str, float]:
+    """Requests that a decode worker was started to decode at once, by row."""
+    with STARTS.open(newline="") as lines:
+        said = csv.DictReader(line for line in lines if not line.startswith("#"))
+        return {raw["id"]: float(raw["running"]) for raw in said}
 
 
 def _configuration(raw: Raw) -> str:
     """What was started once and asked with several concurrencies; "" where the file does not tell."""
-    found = re.search(r"config_id=(\d+)", raw["silicon_data_source"])
+    return _said(raw, r"config_id=(\d+)")
+
+
+def _said(raw: Raw, pattern: str) -> str:
+    """What the row's source says there; "" where it says nothing."""
+    found = re.search(pattern, raw["silicon_data_source"])
     return found.group(1) if found else ""
 
 
-def _limited(rows: list[tuple[ServedRow, str]]) -> list[ServedRow]:
+def _limited(rows: list[tuple[ServedRow, str]], started: dict[str, float]) -> list[ServedRow]:
     most: dict[str, float] = {}
     for row, configuration in rows:
         if row.engine == "trtllm disaggregated" and configuration:
             most[configuration] = max(most.get(configuration, 1.0), row.concurrency)
+    guessed = {name: 2.0 ** math.floor(math.log2(highest)) for name, highest in most.items()}
     return [
-        replace(row, limit=2.0 ** math.floor(math.log2(most[configuration])))
-        if configuration in most
-        else row
+        replace(row, limit=started.get(row.name, guessed.get(configuration, math.inf)))
         for row, configuration in rows
     ]
 
@@ -118,10 +141,14 @@ def impossible(row: ServedRow) -> bool:
 
 
 def unsaid(row: ServedRow) -> bool:
-    """Served with drafts or without, which the file does not say: 26 configurations of DeepSeek-R1 on B200 stand in it
-    under two releases of TensorRT-LLM that follow each other, and the later one is 1.2 to 2.3 times faster. Such rows
-    are fitted to nothing; `planner_drafts.py` asks them."""
-    return row.engine == "trtllm" and row.release == "1.2.0rc6.post3" and row.chip.name == "b200"
+    """Served with drafts, which the file does not say. Configurations of DeepSeek-R1 stand in it twice, the second
+    time 1.2 to 2.3 times as fast: on B200 as TensorRT-LLM 1.2.0rc6.post3, which InferenceX ran with MTP alone (its pull
+    requests 632 and 642), and on B200 and H200 in 1.1.0rc2.post2 from `FIRST_DRAFTS` on. Such rows are fitted to
+    nothing; `planner_drafts.py` asks them."""
+    if row.engine != "trtllm" or row.shape.name != "deepseek-v3":
+        return False
+    later = row.release == "1.1.0rc2.post2" and row.day >= FIRST_DRAFTS
+    return later or (row.release == "1.2.0rc6.post3" and row.chip.name == "b200")
 
 
 def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, Hardware]) -> ServedRow | None:
@@ -134,6 +161,7 @@ def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, H
     devices, replicated, spread = _parallel(raw, side)
     concurrency = _concurrency(raw) / (_whole(raw, "decode_num_workers") if apart else 1)
     precision = raw["precision"] or "fp8"
+    drawn = DRAWN if raw["silicon_data_source"].startswith("db-dump") else 1.0
     series = [
         model,
         chip.name,
@@ -153,19 +181,18 @@ def _row(raw: Raw, known_shapes: dict[str, ModelShape], known_chips: dict[str, H
         engine=raw["backend"] + (" disaggregated" if apart else ""),
         weights=_weights(raw, model),
         experts=WIDTH[raw["moe_quant_mode"] or precision],
-        kv="fp8"
-        if raw["backend"] == "trtllm" or (raw["backend"] == "vllm" and chip.flops_fp4 > 0)
-        else "bf16",
+        kv=_cache(raw, model, chip),
         devices=devices,
         data_parallel=replicated,
         expert_parallel=spread,
         concurrency=max(concurrency, 1.0),
-        prompt=float(raw["isl"]),
-        answer=float(raw["osl"]),
+        prompt=drawn * float(raw["isl"]),
+        answer=drawn * float(raw["osl"]),
         tpot=float(raw["silicon_tpot_ms"]) / 1e3,
-        ttft=float(raw["silicon_ttft_ms"]) / 1e3,
+        ttft=0.0 if _cold(raw) else float(raw["silicon_ttft_ms"]) / 1e3,
         series=" ".join(str(part) for part in series),
         release=raw["backend_version"],
+        day=_day(raw),
         disaggregated=apart,
         prefill_devices=_parallel(raw, "prefill_")[0] if apart else 0,
         prefill_workers=_whole(raw, "prefill_num_workers") if apart else 1,
@@ -191,6 +218,23 @@ def _weights(raw: Raw, model: str) -> str:
     width = WIDTH[raw["gemm_quant_mode"] or raw["precision"] or "fp8"]
     wide = model in ("deepseek-v3", "kimi-k2", "glm-5") and width in ("fp4", "int4")
     return "bf16" if wide or model == "gpt-oss-120b" else width
+
+
+def _cache(raw: Raw, model: str, chip: Hardware) -> str:
+    """Of keys and values: what the scripts' --kv-cache-dtype says of SGLang's rows."""
+    narrow = chip.flops_fp4 > 0 or model == "qwen3.5-397b-a17b"
+    by_flag = raw["backend"] == "sglang" and narrow and raw["precision"] != "bf16"
+    inferred = raw["backend"] == "vllm" and chip.flops_fp4 > 0
+    return "fp8" if by_flag or inferred or raw["backend"] == "trtllm" else "bf16"
+
+
+def _cold(raw: Raw) -> bool:
+    """Whether its first tokens waited for kernels to be compiled."""
+    return raw["backend"] == "sglang" and raw["mode"] != "disagg" and "" < _day(raw) < WARMED_UP
+
+
+def _day(raw: Raw) -> str:
+    return _said(raw, r"measured=([\d-]+)")
 
 
 def _concurrency(raw: Raw) -> float:

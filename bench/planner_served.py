@@ -34,9 +34,10 @@ class ServedRow:
     """`devices` of one instance (attention devices where `expert_devices` is not 0); data_parallel: attention is
     replicated, not split. disaggregated: prompts elsewhere. concurrency is per decode worker. tpot, ttft in seconds as
     measured, ttft 0 where unknown. answer 0: every cache holds `prompt` tokens. series: everything but the concurrency.
-    release: the engine's version. limit: requests an engine was configured to decode at once, infinite where unknown.
-    skew: of the experts' popularity, 0 where the source routed evenly. drafts: as it was served, so that rows with
-    drafts are explained by what drafts cost and yield; a row whose source does not say has none.
+    release: the engine's version. day: when it was measured. limit: requests an engine was configured to decode at
+    once, infinite where unknown. skew: of the experts' popularity, 0 where the source routed evenly. drafts: as it was
+    served, so that rows with drafts are explained by what drafts cost and yield; a row whose source does not say has
+    none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ServedRow:
     ttft: float
     series: str
     release: str = ""
+    day: str = ""
     disaggregated: bool = False
     prefill_devices: int = 0
     prefill_workers: float = 1

@@ -54,7 +54,8 @@ def asked(rows: Sequence[ServedRow], profile: str) -> Errors:
         low, high = best["tpot_interval_80_ms"]
         kept.append(row)
         tpot.append(best["tpot_ms"] / 1e3 / row.tpot - 1)
-        ttft.append(np.nan if best["ttft_ms"] is None else best["ttft_ms"] / 1e3 / row.ttft - 1)
+        told = row.ttft and best["ttft_ms"]
+        ttft.append(told / 1e3 / row.ttft - 1 if told else np.nan)
         held.append(low <= row.tpot * 1e3 <= high)
     return Errors(tuple(kept), np.array(tpot), np.array(ttft), np.array(held), refused)
 

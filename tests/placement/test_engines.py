@@ -190,6 +190,10 @@ def test_rows_that_say_their_drafts_are_read_so_and_those_that_do_not_are_fitted
     first, second = read_drafted(path)
     assert (first.drafted, first.tpot, second.drafted) == (1, 21.4, 0)
     assert "--expert-slices" in first.line and "--expert-slices" not in second.line
-    row = replace(rows_at(Rates())[0], engine="trtllm", release="1.2.0rc6.post3", chip=load_hardware("b200"))
-    assert unsaid(row)
+    row = replace(
+        rows_at(Rates())[0], shape=load_model("deepseek-v3"), engine="trtllm", release="1.2.0rc6.post3",
+        chip=load_hardware("b200"),
+    )  # fmt: skip
+    january = replace(row, chip=load_hardware("h200"), release="1.1.0rc2.post2", day="2026-01-14")
+    assert unsaid(row) and unsaid(january) and not unsaid(replace(january, day="2025-12-15"))
     assert not unsaid(replace(row, release="1.2.0rc6.post2")) and not unsaid(replace(row, engine="vllm"))
