@@ -39,6 +39,7 @@ from afserve.engine.step.host_reader import Fetch
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.look_ups import beside_of
 from afserve.engine.step.meter import Meter
+from afserve.engine.step.picture_rows import PictureRows
 from afserve.engine.step.runner import T
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
@@ -69,7 +70,9 @@ class AttentionNode(Generic[T]):
         self.kv = KvCache(model, config, weights, groups)
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
         self.kv.on_forgotten = self.told.gone
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told, spec.encoder)
+        self._pictures, cached = PictureRows(model), (self.kv.pool, self.told)
+        seeing = spec.encoder, self._pictures.reach
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, *cached, *seeing)
         self._load = ExpertLoad.of(spec, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
@@ -79,7 +82,8 @@ class AttentionNode(Generic[T]):
         loops = open_followers(
             behind, draft_model, model, self.kv, runners, self._scheduler.blocks, self._load, config, clock
         )
-        own, beside = (model, self.kv, self._scheduler), beside_of(model, link, self._meter, len(runners))
+        own = model, self.kv, self._scheduler
+        beside = beside_of(model, link, self._meter, self._pictures, len(runners))
         self._micro_batches = [
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
@@ -180,14 +184,16 @@ class AttentionNode(Generic[T]):
             self._tickets[index] = next(self._loops[index])
             self._meter.ran(index, start)
             done = mine.steps > before
-            advanced = done or self._tickets[index] is not None or mine.paused
             if done and self._drafting is not None and (ran := mine.ran) is not None:
                 pool = ran.rows * self._link.called.take_others(index)
                 ran = ran._replace(pool=pool, touched=self._load.touched(index))
                 self._drafting.note_step(ran, self._meter.now)
             if done and self._pace is not None:
-                self._repace(self._pace, mine)
-            self.stalled = self.stalled and not advanced
+                tokens, running = sum(len(event.token_ids) for event in mine.events), self._scheduler.running
+                self._pace.observe(self._meter.now(), tokens, running, decode_only=mine.decode_only)
+                self._scheduler.active = self._pace.active
+            self.stalled = self.stalled and not (done or mine.paused) and self._tickets[index] is None
+        self.stalled = not self._pictures.advance(self._meter.now, idle=self.stalled) and self.stalled
         return self._take_events()
 
     def _can_go_on(self, index: int) -> bool:
@@ -195,12 +201,6 @@ class AttentionNode(Generic[T]):
         if ticket is None:
             return self._scheduler.has_work(index)
         return ticket.copied.done() if isinstance(ticket, Fetch) else self._link.ready(ticket)
-
-    def _repace(self, pace: Pace, micro_batch: MicroBatch[T]) -> None:
-        """A micro-batch ended a step: measure, and set how many take part from now on."""
-        tokens = sum(len(event.token_ids) for event in micro_batch.events)
-        pace.observe(self._meter.now(), tokens, self._scheduler.running, decode_only=micro_batch.decode_only)
-        self._scheduler.active = pace.active
 
     def _take_events(self) -> list[TokenEvent]:
         events: list[TokenEvent] = []

@@ -95,7 +95,7 @@ class MicroBatch(Generic[T]):
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
-        self.paused = False  # between layers or tiles, where it can go on at once
+        self.paused = False  # between layers, where it can go on at once
         self.ran: RanStep | None = None  # the last step, where its drafts are to be priced
         self.plan: StepPlan | None = None
 
@@ -128,9 +128,7 @@ class MicroBatch(Generic[T]):
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             if self._beside is not None:
-                self.paused = True
                 step = yield from self._beside.added(self.plan, step)
-                self.paused = False
             try:
                 run: StepRun[T] | None = self._runner.run_step(step)
                 while run is not None:

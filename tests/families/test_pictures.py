@@ -146,3 +146,19 @@ def test_what_is_no_picture_of_this_model_is_refused(sight, source, monkeypatch)
     with pytest.raises(OverloadedError, match="3456 bytes of pictures are open, at most 4000"):
         node.submit(replace(request, handle=2))
     assert len(collect(drive(node, []))) == 2
+
+
+def test_others_go_on_while_a_picture_is_encoded(source, asked, truth, monkeypatch):
+    """All in one micro-batch: a step lies between two turns of a tile, which ends a turn after each of its heads."""
+    monkeypatch.setattr("afserve.models.vision.tower._PAIRS", 1)
+    node = colocated(source, config(block_size=16, micro_batches=1))
+    node.submit(asked[0])
+    node.submit(asked[1])
+    said = {0: [], 1: []}
+    while not said[1]:
+        for event in node.step():
+            said[event.handle] += event.token_ids
+    assert len(said[0]) >= 6
+    for event in drive(node, []):
+        said[event.handle] += event.token_ids
+    assert [said[0], said[1]] == [list(one) for one in truth[:2]]

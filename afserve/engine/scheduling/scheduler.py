@@ -34,7 +34,8 @@ from afserve.tiles import EncoderSpec
 
 
 class Scheduler:
-    """`pool` is the node's; without one, for the scheduler alone, it makes its own."""
+    """`pool` is the node's; without one, for the scheduler alone, it makes its own. `reach`: how far tokens from one
+    place to another can be computed, of a sequence with pictures."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Scheduler:
         pool: BlockPool | None = None,
         told: ToldCache | None = None,
         encoder: EncoderSpec | None = None,
+        reach: Callable[[Sequence, int, int], int] = lambda _, start, end: end,
     ) -> None:
         self._config, self._eos_ids = config, eos_ids
         self.pool = pool or BlockPool(config.kv_blocks, config.block_size, caching=config.prefix_caching)
@@ -52,13 +54,11 @@ class Scheduler:
         self._limits = RequestLimits(config.max_model_len, capacity, vocab_size, encoder)
         self._shares = FairShares()
         self._waiting = WaitingRequests(self._shares)
-        self._running = Running(config.micro_batches)
+        self._running, self._turns = Running(config.micro_batches), Turns()
         self.open = OpenRequests(self.pool.block_size)
-        self._turns = Turns()
-        self._order = 0
+        self._reach, self._order = reach, 0
         self.active = config.micro_batches
-        self.step_tokens = config.max_batch_tokens
-        self.prompt_tokens = config.max_batch_tokens  # of those
+        self.step_tokens = self.prompt_tokens = config.max_batch_tokens  # at most, and of those
         self.preemptions = self.ahead_tokens = 0
         self.prefix = PrefixHits()
         self.shared_news: list[SharedNews] = []  # of the plans since somebody took them
@@ -144,6 +144,8 @@ class Scheduler:
             most = min(budget, prompts) if kind is PROMPT else budget
             if sequence.request.ahead:
                 most = min(most, AHEAD_TOKENS)
+            if sequence.request.tiles:
+                most = self._reach(sequence, start, min(known, start + most)) - start
             count = self._reserve(sequence, min(known - start, most)) if most else 0
             if count:
                 sequence.in_flight = True
@@ -338,8 +340,7 @@ class Scheduler:
 
     def written_names(self) -> dict[int, list[Hash]]:
         """By handle, the names of the blocks that running requests have filled."""
-        size = self.pool.block_size
-        return {s.request.handle: s.written_names(size) for s in self._running}
+        return {s.request.handle: s.written_names(self.pool.block_size) for s in self._running}
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""

@@ -142,11 +142,11 @@ Beside = LookUps[T] | PictureRows
 
 
 def beside_of(
-    model: AttentionModel, link: Link[T], meter: Meter, micro_batches: int
+    model: AttentionModel, link: Link[T], meter: Meter, pictures: PictureRows, micro_batches: int
 ) -> Sequence[Beside[T] | None]:
-    """One for each micro-batch, of a model with a table or an encoder of pictures."""
+    """One for each micro-batch, of a model with a table or an encoder of `pictures`."""
     if model.encoder is not None:
-        return [PictureRows(model.encoder, model.sections, model.spec.hidden)] * micro_batches
+        return [pictures] * micro_batches
     if model.spec.table is None:
         return [None] * micro_batches
     return [LookUps(index, micro_batches + index, model, link, meter) for index in range(micro_batches)]

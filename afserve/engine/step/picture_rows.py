@@ -1,19 +1,23 @@
 """Rows of pictures for a step: what its tokens of tiles are in the first layer, in the place of their embeddings, and
 how rows turn where pictures have places of their own.
 
-A tile is encoded when a step needs a row of it, and its rows are kept for as long as there is room: a chunk of a prompt
-may end within it, and the next request may have it too. Shapes: P rows of pictures in a step, H hidden.
+A tile is encoded before a step may have a row of it, in turns between the steps of others, and its rows are kept for as
+long as there is room: a chunk of a prompt may end within it, and the next request may have it too. Shapes: P rows of
+pictures in a step, H hidden.
 """
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
 
+from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import StepPlan
 from afserve.engine.step.step_input import PlacedRows, StepInput
+from afserve.models.decoder import AttentionModel
 from afserve.models.vision.sections import SectionedRotary, TokenSpan
 from afserve.models.vision.tower import Encoding, PictureEncoder
 from afserve.tiles import KEPT_ROW_BYTES, PictureTile
@@ -24,16 +28,50 @@ _FEWEST = 4
 class PictureRows:
     """Of a node: all its micro-batches share what is kept."""
 
-    def __init__(self, encoder: PictureEncoder, sections: SectionedRotary | None, width: int) -> None:
-        """`sections`: of a model whose rows turn by places in pictures; these have `width` numbers."""
-        self._encoder, self._sections, self._width = encoder, sections, width
+    def __init__(self, model: AttentionModel) -> None:
+        """Of a model without an encoder no request has tiles."""
+        self._model, self._sections, self._width = model, model.sections, model.spec.hidden
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._begun: set[bytes] = set()
+        self._wanted: dict[bytes, tuple[PictureTile, Sequence]] = {}  # who came first is first
+        self._encoding: Encoding | None = None  # of the first of them
+        self._rests_until = -inf
         self.encoded = 0  # tiles
 
+    def reach(self, sequence: Sequence, start: int, end: int) -> int:
+        """How far its tokens from `start` to `end` can be computed now. The first tile on the way that is not there is
+        encoded next."""
+        for tile in sequence.request.tiles:
+            needed = start < self._end(tile) and tile.start < end
+            if needed and tile.name not in self._kept:
+                self._wanted.setdefault(tile.name, (tile, sequence))
+                return max(start, tile.start)
+        return end
+
+    def advance(self, now: Callable[[], float], *, idle: bool) -> bool:
+        """Whether it has encoded a part of a tile: where the node is not `idle`, in half of the time at most."""
+        begun = now()
+        if not self._wanted or (begun < self._rests_until and not idle):
+            return False
+        name, (tile, sequence) = next(iter(self._wanted.items()))
+        if sequence.cancelled:  # another that needs it asks anew
+            del self._wanted[name]
+            self._encoding = None
+            return True
+        if self._encoding is None:
+            self._encoding = self._encoder.encode_tile(tile)
+        try:
+            next(self._encoding)
+        except StopIteration as ended:
+            del self._wanted[name]
+            self._encoding = None
+            self._keep(name, ended.value)
+            self.encoded += 1
+        end = now()
+        self._rests_until = end + (end - begun)
+        return True
+
     def added(self, plan: StepPlan, step: StepInput) -> Generator[None, None, StepInput]:
-        """The step with rows for its tokens of tiles. Yields within the encoding of a tile, so that other micro-batches
-        have their turns."""
+        """The step with rows for its tokens of tiles, which end where `reach` said."""
         if not any(chunk.sequence.request.tiles for chunk in plan.chunks):
             return step
         step = step if self._sections is None else _turning(plan, step, self._sections)
@@ -42,32 +80,30 @@ class PictureRows:
         for chunk, first in zip(plan.chunks, step.paged.starts[:-1], strict=True):
             for tile in chunk.sequence.request.tiles:
                 begin = max(tile.start, chunk.start)
-                end = min(tile.start + self._encoder.spec.row_count(tile), chunk.start + chunk.count)
+                end = min(self._end(tile), chunk.start + chunk.count)
                 if begin < end:
-                    rows_NH = yield from self._rows(tile)
-                    parts.append(rows_NH[begin - tile.start : end - tile.start])
+                    self._kept.move_to_end(tile.name)
+                    parts.append(self._kept[tile.name][begin - tile.start : end - tile.start])
                     at += range(first + begin - chunk.start, first + end - chunk.start)
         if not parts:
             return step
         rows_PH, *deeper = torch.cat(parts).split(self._width, 1)
         at_P = torch.tensor(at, device=rows_PH.device)
+        yield from ()  # nobody is waited for
         return replace(step, placed=PlacedRows(at_P, rows_PH, tuple(deeper)))
 
-    def _rows(self, tile: PictureTile) -> Encoding:
-        """Another micro-batch may have begun it."""
-        while tile.name in self._begun:
-            yield None
-        if (rows_NH := self._kept.pop(tile.name, None)) is None:
-            self._begun.add(tile.name)
-            try:
-                rows_NH = yield from self._encoder.encode_tile(tile)
-            finally:
-                self._begun.discard(tile.name)
-            self.encoded += 1
-        self._kept[tile.name] = rows_NH
+    @property
+    def _encoder(self) -> PictureEncoder:
+        assert self._model.encoder is not None, "`RequestLimits` lets no tile in"
+        return self._model.encoder
+
+    def _end(self, tile: PictureTile) -> int:
+        return tile.start + self._encoder.spec.row_count(tile)
+
+    def _keep(self, name: bytes, rows_NX: Tensor) -> None:
+        self._kept[name] = rows_NX
         while len(self._kept) > _FEWEST and sum(rows.nbytes for rows in self._kept.values()) > KEPT_ROW_BYTES:
             self._kept.popitem(last=False)
-        return rows_NH
 
 
 def _turning(plan: StepPlan, step: StepInput, sections: SectionedRotary) -> StepInput:

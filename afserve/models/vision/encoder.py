@@ -135,21 +135,26 @@ class WholeEncoder:
         ]
 
     def encode_tile(self, tile: PictureTile) -> Encoding:
-        spec, frames = self.spec, self.spec.frames
+        spec = self.spec
         tall, wide = tile.tall // spec.patch, tile.wide // spec.patch
-        scaled = bytes_of(tile, self._device).float().sub_(255 * _HALF).div_(255 * _HALF)
-        patch_PI = patches(scaled.to(self._dtype), spec.patch)
-        alike_PI = patch_PI.view(-1, 3, 1, spec.patch**2).expand(-1, -1, frames, -1).flatten(1)
-        x_PD = functional.linear(alike_PI, *self._patches) + self._stretched(tall, wide)
         place_P = torch.arange(tall * wide)
         turn_PE = turns(place_P // wide, place_P % wide, spec.theta, spec.hidden // spec.heads)
-        x_PD, *deep = yield from self._tower.pass_layers(x_PD, turn_PE.to(self._device), spec.deep)
+        x_PD, *deep = yield from self._tower.pass_layers(
+            self._embedded(tile) + self._stretched(tall, wide), turn_PE.to(self._device), spec.deep
+        )
         x_PD = functional.layer_norm(x_PD, x_PD.shape[-1:], *self._norm, _WHOLE_EPS)
         rows = [self._merger(joined(x_PD, tall, wide, spec.join))]
         for given_PD, (norm, merger) in zip(deep, self._deep, strict=True):
             side_NX = joined(given_PD, tall, wide, spec.join)
             rows.append(merger(functional.layer_norm(side_NX, side_NX.shape[-1:], *norm, _WHOLE_EPS)))
         return torch.cat(rows, 1)
+
+    def _embedded(self, tile: PictureTile) -> Tensor:
+        spec = self.spec
+        scaled = bytes_of(tile, self._device).float().sub_(255 * _HALF).div_(255 * _HALF)
+        patch_PI = patches(scaled.to(self._dtype), spec.patch)
+        alike_PI = patch_PI.view(-1, 3, 1, spec.patch**2).expand(-1, -1, spec.frames, -1).flatten(1)
+        return functional.linear(alike_PI, *self._patches)
 
     def _stretched(self, tall: int, wide: int) -> Tensor:
         """What is learned for places, between corners that stay corners."""

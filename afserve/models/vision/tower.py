@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from afserve.tiles import EncoderSpec, PictureTile
+from afserve.tiles import TURN_PATCHES, EncoderSpec, PictureTile
 
 ReadTensor = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 """`TensorSource.tensor`."""
@@ -21,6 +21,9 @@ Affine = tuple[Tensor, Tensor]
 Encoding = Generator[None, None, Tensor]
 """Yields now and then, and returns (N, X): the rows of a picture as the text model reads them, side by side with those
 that are added to them behind its first layers."""
+
+
+_PAIRS = 1 << 26  # of patches that see each other in a head, in one turn
 
 
 class PictureEncoder(Protocol):
@@ -64,29 +67,53 @@ class Tower:
     def pass_layers(
         self, x_CD: Tensor, turn_CE: Tensor, deep: Sequence[int] = ()
     ) -> Generator[None, None, list[Tensor]]:
-        """What the last layer gives, and what the layers `deep` do. Yields before each layer. `turn_CE` are complex, a
-        number for each pair of a head."""
+        """What the last layer gives, and what the layers `deep` do. Yields before each part of a layer. `turn_CE` are
+        complex, a number for each pair of a head."""
         kept: dict[int, Tensor] = {}
+        rows, width = x_CD.shape
+        parts = _slices(rows, TURN_PATCHES)
+        qkv_3HCE = x_CD.new_empty(3, self._heads, rows, width // self._heads)
         for number, layer in enumerate(self._layers):
-            yield None
-            normed = functional.layer_norm(x_CD, x_CD.shape[-1:], *layer.before, self._eps)
-            x_CD = x_CD + functional.linear(
-                self._attended(functional.linear(normed, *layer.qkv), turn_CE), *layer.out
-            )
-            normed = functional.layer_norm(x_CD, x_CD.shape[-1:], *layer.behind, self._eps)
-            inner = functional.gelu(functional.linear(normed, *layer.up), approximate=self._approximate)
-            x_CD = x_CD + functional.linear(inner, *layer.down)
+            for part in parts:
+                yield None
+                qkv_3HCE[:, :, part] = self._looked(layer, x_CD[part], turn_CE[part])
+            through_CD = torch.empty_like(x_CD)
+            for part in parts:
+                y_HRE = yield from self._seen(qkv_3HCE[0, :, part], *qkv_3HCE[1:])
+                through_CD[part] = self._through(layer, x_CD[part], y_HRE.transpose(0, 1).flatten(1))
+            x_CD = through_CD
             if number in deep:
                 kept[number] = x_CD
         return [x_CD, *(kept[number] for number in deep)]
 
-    def _attended(self, qkv_CX: Tensor, turn_CE: Tensor) -> Tensor:
-        """All to all, heads side by side."""
-        rows = len(qkv_CX)
-        qkv_3HCE = qkv_CX.view(rows, 3, self._heads, -1).permute(1, 2, 0, 3)
-        q, k = (_turned(half, turn_CE) for half in (qkv_3HCE[0], qkv_3HCE[1]))
-        y_HCE = functional.scaled_dot_product_attention(q[None], k[None], qkv_3HCE[2][None])[0]
-        return y_HCE.transpose(0, 1).reshape(rows, -1)
+    def _looked(self, layer: TowerLayer, x_RD: Tensor, turn_RE: Tensor) -> Tensor:
+        """(3, H, R, E) of so many rows: what they look for, are found by and give."""
+        normed_RD = functional.layer_norm(x_RD, x_RD.shape[-1:], *layer.before, self._eps)
+        qkv_RX = functional.linear(normed_RD, *layer.qkv)
+        q, k, v = qkv_RX.view(len(x_RD), 3, self._heads, -1).permute(1, 2, 0, 3)
+        return torch.stack([_turned(q, turn_RE), _turned(k, turn_RE), v])
+
+    @staticmethod
+    def _seen(q_HRE: Tensor, k_HCE: Tensor, v_HCE: Tensor) -> Encoding:
+        """Of all rows, head by head where a picture is large."""
+        (heads, rows, _), patches = q_HRE.shape, k_HCE.shape[1]
+        y_HRE = torch.empty_like(q_HRE)
+        for some in _slices(heads, max(1, _PAIRS // (rows * patches))):
+            yield None
+            given = q_HRE[None, some], k_HCE[None, some], v_HCE[None, some]
+            y_HRE[some] = functional.scaled_dot_product_attention(*given)[0]
+        return y_HRE
+
+    def _through(self, layer: TowerLayer, x_RD: Tensor, y_RD: Tensor) -> Tensor:
+        """So many rows behind the layer."""
+        x_RD = x_RD + functional.linear(y_RD, *layer.out)
+        normed_RD = functional.layer_norm(x_RD, x_RD.shape[-1:], *layer.behind, self._eps)
+        inner = functional.gelu(functional.linear(normed_RD, *layer.up), approximate=self._approximate)
+        return x_RD + functional.linear(inner, *layer.down)
+
+
+def _slices(count: int, each: int) -> list[slice]:
+    return [slice(at, min(at + each, count)) for at in range(0, count, each)]
 
 
 def joined(x_PD: Tensor, tall: int, wide: int, join: int) -> Tensor:
