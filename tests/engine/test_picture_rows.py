@@ -1,6 +1,7 @@
 """When tiles are encoded: before a step may have them, in turns between steps of others, for who still wants them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ class _Encoder:
         return torch.full((ROWS, 2), float(tile.start))
 
 
+def model_of(encoder) -> Any:
+    return SimpleNamespace(encoder=encoder, sections=None, spec=SimpleNamespace(hidden=2))
+
+
 @pytest.fixture
 def clock():
     return FakeClock()
@@ -34,9 +39,7 @@ def clock():
 
 @pytest.fixture
 def pictures(clock):
-    return PictureRows(
-        SimpleNamespace(encoder=_Encoder(clock), sections=None, spec=SimpleNamespace(hidden=2))
-    )
+    return PictureRows(model_of(_Encoder(clock)))
 
 
 def prompt(*starts):
