@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import triton
 
+from afserve.kernels.devices.cuda import numbered
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.config import AttentionTile, ExpertTiles, RouterTile, Tile
 from afserve.kernels.triton.tiles import ALL, AnyTile, TileTable
@@ -201,7 +202,7 @@ def search(
 
 
 def search_device(out: Path, minutes: float, only: Sequence[str] | None) -> int:
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = numbered(torch.device("cuda"))
     ops, clock, known = TritonBackend.open(device), Clock(device, 10), stamp(device)
     wanted = places(ops, Experts(ops.device))
     if only:

@@ -19,6 +19,7 @@ from functools import partial
 import torch
 import triton
 
+from afserve.kernels.devices.cuda import chip_of, numbered
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.tiles import TileTable
 from bench.gpu_chip import SHARED, Made, compile_only, row
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _here() -> int:
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = chip_of(numbered(torch.device("cuda"))).capability
     return 10 * major + minor
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from afserve.kernels.devices.cuda import count_gpus, numbered
 from bench.origin import ROOT
 
 GROUPS = ("mla", "experts", "gqa", "prefill", "small")
@@ -23,7 +24,7 @@ OUT = ROOT / "bench" / "results" / "kernels_cuda.jsonl"
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if not torch.cuda.is_available():
+    if not count_gpus():
         print("not measured: no CUDA device")
         return 0
     if options.search:
@@ -40,7 +41,7 @@ def rows(groups: tuple[str, ...] | list[str], out: Path, repeats: int, failures:
     from bench.cuda_clock import Clock, measure_limits
     from bench.cuda_rows import DeviceLost, Row, measure, stamp
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = numbered(torch.device("cuda"))
     ops, clock = TritonBackend.open(device), Clock(device, repeats)
     limits = measure_limits(device, clock)
     known = stamp(device) | {

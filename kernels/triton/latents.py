@@ -51,7 +51,8 @@ class LatentBackend(Reference):
         return attend_mla(q, q_rope, cache_NBC, batch, scale, tile, parts).to(q_TAC.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
-        """The product is written token by token, so that nothing is moved behind it."""
+        """The product is written token by token, so that nothing is moved behind it: cuBLAS takes rows that lie apart
+        (`bmm_out_cuda_impl` of PyTorch's `Blas.cpp`)."""
         assert packed.weight_AOI is not None
         out_TAO = x_TAI.new_empty((*x_TAI.shape[:2], packed.outputs))
         torch.bmm(x_TAI.transpose(0, 1), packed.weight_AOI.transpose(1, 2), out=out_TAO.transpose(0, 1))
