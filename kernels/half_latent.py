@@ -45,8 +45,9 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     q_TAD = query.view(tokens, layer.heads, head)
     if layer.steps.log_scale is not None:
         q_TAD = (q_TAD * layer.steps.log_scale.at(batch.position_T)).to(q_TAD.dtype)
-    q_nope, q_rope = q_TAD.split((layer.nope, layer.rope), 2)
-    q_rope = turned(q_rope)  # before `batch` is that of rows, whose positions are others
+    q_nope = q_TAD.narrow(2, 0, layer.nope)
+    # before `batch` is that of rows, whose positions are others
+    q_rope = turned(q_TAD.narrow(2, layer.nope, layer.rope))
     if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
         cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
     seen_TAV = ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch)

@@ -91,12 +91,6 @@ def layout_for(source: ModelSource, spec: ModelSpec, config: EngineConfig, slots
     """
     fp8, exchange = config.wire_dtype == "fp8", 0
     if config.device_exchange:
-        if any(kind.attention.recurrent for kind in spec.kinds):
-            raise ConfigError(
-                "device_exchange: layers of this model keep states, so a step that failed cannot be run again; leave "
-                "--device-exchange out",
-                param="device_exchange",
-            )
         if spec.table is not None:
             raise ConfigError(
                 "device_exchange: this model looks rows of a table up, which a host does; leave --device-exchange out",

@@ -31,7 +31,7 @@ from afserve.engine.step.look_ups import Beside
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.routed_rows import note_routed, take_routed
 from afserve.engine.step.runner import StepRun, StepRunner, T
-from afserve.engine.step.shared_layers import Abandoned, tell_others
+from afserve.engine.step.shared_layers import Abandoned, StatesMoved, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
 from afserve.engine.verify import Rows, Run, draw_runs, draw_tokens, logprobs_by_chunk, scored_tokens
@@ -137,8 +137,8 @@ class MicroBatch(Generic[T]):
                     rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
                     seen = yield from self._see(self.plan, step.ends, rows_RH)
                     run = self._runner.settle_step(step)
-            except Abandoned:
-                self._abandon(self.plan)
+            except Abandoned as error:
+                self._abandon(self.plan, moved=isinstance(error, StatesMoved))
                 continue
             outcome = self._conclude(self.plan, step.ends, rows_RH, seen, step)
             drafted = self.plan.supposed if self.plan.drafted else 0
@@ -192,10 +192,10 @@ class MicroBatch(Generic[T]):
             if ticket is None and self._scheduler.open.gives_way:
                 run.throw(Abandoned("somebody asks meanwhile"))
 
-    def _abandon(self, plan: StepPlan) -> None:
+    def _abandon(self, plan: StepPlan, *, moved: bool) -> None:
         """Other nodes' part did not come, or who asks comes first: the step ends before a layer, with nothing on its
         way."""
-        for ended in self._scheduler.abandon(plan):
+        for ended in self._scheduler.abandon(plan, moved=moved):
             request = ended.sequence.request
             self.events.append(TokenEvent(request.handle, (), ended.reason, purpose=request.purpose))
         self.plan = None

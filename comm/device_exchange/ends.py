@@ -63,7 +63,7 @@ class Boxes:
         return cls(own_N, peer_N, keeper, tuple(own))
 
     def __len__(self) -> int:
-        return self.own_N.numel()
+        return len(self.own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,13 @@ class _End:
         self._fp8 = layout.dispatch_wire is WireType.FLOAT8
         self._columns = min(_COLUMNS, max(128, power_of_two(layout.hidden)))
         self._parts = cdiv(layout.hidden, self._columns)
+        region = self._dispatch
+        scales = Frame(Kind.DISPATCH, layout).scales
+        self._rows = layout.slots, scales, region.half, region.weight, region.slot, region.scale, region.x
+        self._moved = {
+            "CHOICES": layout.top_k, "WIDTH": power_of_two(layout.top_k), "COLUMNS": self._columns,
+            "WIRE": _WIRES[layout.dispatch_wire], "FP8": self._fp8, **FUSED,
+        }  # fmt: skip
 
     def check(self) -> None:
         """Waits for the device. Raises PeerLost naming the first peer that stayed silent; this end is no use then."""
@@ -141,18 +148,6 @@ class _End:
     def _words(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self._device)
 
-    @property
-    def _width(self) -> int:
-        return power_of_two(self._layout.top_k)
-
-    @property
-    def _scales(self) -> int:
-        return Frame(Kind.DISPATCH, self._layout).scales
-
-    def _offsets(self) -> tuple[int, int, int, int, int]:
-        region = self._dispatch
-        return region.half, region.weight, region.slot, region.scale, region.x
-
 
 class SymmAttention(_End):
     """An attention node's end; box n is expert node n's."""
@@ -171,11 +166,12 @@ class SymmAttention(_End):
         (layer, epoch), on the device. T is at most the layout's most rows.
         """
         layout, boxes, rows = self._layout, self._boxes[micro_batch], x_TH.shape[0]
+        nodes = len(boxes)
         assert rows <= layout.max_rows and x_TH.stride(1) == 1, (
             "more rows than fit, or rows that are not contiguous"
         )
         number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
-        place_NT = torch.empty((len(boxes), rows), dtype=torch.int32, device=x_TH.device)
+        place_NT = torch.empty((nodes, rows), dtype=torch.int32, device=x_TH.device)
         chosen_TK, slot_EP, below_EP, experts, replicas = slot_TK, None, None, 0, 1
         if routes is not None:
             slot_TK, slot_EP, below_EP = (
@@ -184,7 +180,7 @@ class SymmAttention(_End):
                 routes.below_EP,
             )
             experts, replicas = slot_EP.shape[0] - 1, slot_EP.shape[1]
-        symm_kernels.plan_nodes[(len(boxes),)](
+        symm_kernels.plan_nodes[(nodes,)](
             x_TH, chosen_TK, slot_EP, below_EP, slot_TK, place_NT, count_N, number_N, rows, layout.slots, experts,
             replicas, layout.hidden, x_TH.stride(0), CHOICES=layout.top_k, ROUTED=routes is not None, ROWS=_PLAN_ROWS,
             **FUSED,
@@ -192,10 +188,9 @@ class SymmAttention(_End):
         if rows:
             symm_kernels.put_rows[(rows, self._parts)](
                 x_TH, slot_TK, weight_TK, place_NT, number_N, boxes.peer_N, rows, layout.hidden, x_TH.stride(0),
-                len(boxes), layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
-                COLUMNS=self._columns, WIRE=_WIRES[layout.dispatch_wire], FP8=self._fp8, **FUSED,
+                nodes, *self._rows, **self._moved,
             )  # fmt: skip
-        symm_kernels.signal_boxes[(len(boxes),)](
+        symm_kernels.signal_boxes[(nodes,)](
             boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, TIMED=self._patience.timed, num_warps=1,
             **FUSED,
         )  # fmt: skip
@@ -225,15 +220,15 @@ class SymmAttention(_End):
         add: bool,
     ) -> None:  # fmt: skip
         layout, boxes, region = self._layout, self._boxes[ticket.micro_batch], self._combine
-        number_N = self._number_MN[ticket.micro_batch]
+        number_N, rows = self._number_MN[ticket.micro_batch], y_TH.shape[0]
         self.waits_here()
         symm_kernels.wait_boxes[(len(boxes),)](
             boxes.own_N, number_N, None, None, self._error, self._host, layout.max_rows, region.half,
             self._patience.limit, NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
         )  # fmt: skip
-        if len(y_TH):
-            symm_kernels.sum_answers[(len(y_TH), self._parts)](
-                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, shared_TH, bad_T, len(y_TH), layout.hidden,
+        if rows:
+            symm_kernels.sum_answers[(rows, self._parts)](
+                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, shared_TH, bad_T, rows, layout.hidden,
                 y_TH.stride(0), len(boxes), region.half, layer, region.x, ADD=add, COLUMNS=self._columns,
                 WIRE=_WIRES[layout.combine_wire], **FUSED,
             )  # fmt: skip
@@ -287,9 +282,7 @@ class SymmExpert(_End):
         )  # fmt: skip
         symm_kernels.take_rows[(most, self._parts)](
             boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,
-            layout.slots, self._scales, *self._offsets(), CHOICES=layout.top_k, WIDTH=self._width,
-            COLUMNS=self._columns, BOXES=power_of_two(len(boxes)), WIRE=_WIRES[layout.dispatch_wire],
-            FP8=self._fp8, **FUSED,
+            *self._rows, BOXES=power_of_two(len(boxes)), **self._moved,
         )  # fmt: skip
         return SymmArrival(micro_batch, x_NH, slot_NK, weight_NK, header_N2)
 

@@ -244,7 +244,7 @@ def _launch_latents(
     kv_slot_T: Tensor, rank: int,
 ) -> None:  # fmt: skip
     assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
-    tokens, width = len(made_TD), 0 if query is None else query.shape[1]
+    tokens, width = made_TD.shape[0], 0 if query is None else query.shape[1]
     q_norm = norm = cos = sin = None
     half, rope = 0, 0
     if layer is not None:

@@ -5,6 +5,7 @@ kernel is kept under what Triton would specialise on, and called as `JITFunction
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -38,39 +39,36 @@ class LaunchedKernel(JITFunction):  # type: ignore[misc]
         self._free = [at for at, param in enumerate(self.params) if param.do_not_specialize]
 
     def __getitem__(self, grid: tuple[int, ...]) -> Launch:
-        def launch(*arguments: object, **constants: object) -> None:
-            device = driver.active.get_current_device()
-            key = self._key(device, arguments, constants)
-            kept = None if key is None else self._kept.get(key)
-            if kept is None or _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:
-                self._first(key, grid, arguments, constants)
-                return
-            run, function, metadata, rest = kept
-            stream = driver.active.get_current_stream(device)
-            x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-            run(x, y, z, stream, function, metadata, None, None, None, *arguments, *rest)
+        return partial(self._launch, grid)
 
-        return launch
-
-    def _key(
-        self, device: int, arguments: tuple[object, ...], constants: dict[str, object]
-    ) -> tuple[object, ...] | None:
-        """Whatever makes Triton compile another kernel; None where Triton has to look itself. Numbers that it does not
-        specialise are told apart by how many bits they take."""
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: object) -> None:
+        """The key is whatever makes Triton compile another kernel. Numbers that it does not specialise are told apart
+        by how many bits they take."""
         key: list[object] = []
         for each in arguments:
             kind = type(each)
-            if kind is Tensor:
-                key.append(each.dtype if not each.data_ptr() % _ALIGNED else (each.dtype,))  # type: ignore[attr-defined]
-            elif kind is int or each is None:
+            if kind is int or each is None:
                 key.append(each)
+            elif kind is Tensor:
+                key.append(each.dtype if not each.data_ptr() % _ALIGNED else (each.dtype,))
             elif kind is float or kind is bool:
                 key.append(kind)
-            else:
-                return None
+            else:  # Triton has to look itself, as at tensors of other classes
+                self._first(None, grid, arguments, constants)
+                return
         for at in self._free:
-            key[at] = arguments[at] >> 31  # type: ignore[operator]
-        return (device, *key, *constants, *constants.values())
+            key[at] = arguments[at] >> 31
+        active = driver.active
+        device = active.get_current_device()
+        whole = (device, *key, *constants, *constants.values())
+        kept = self._kept.get(whole)
+        if kept is None or _hooks.launch_enter_hook.calls or _hooks.launch_exit_hook.calls:
+            self._first(whole, grid, arguments, constants)
+            return
+        run, function, metadata, rest = kept
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        stream = active.get_current_stream(device)
+        run(x, y, z, stream, function, metadata, None, None, None, *arguments, *rest)
 
     def _first(
         self, key: tuple[object, ...] | None, grid: tuple[int, ...], arguments: tuple[object, ...],
@@ -92,6 +90,7 @@ def cdiv(count: int, size: int) -> int:
     return -(-count // size)
 
 
+@cache
 def power_of_two(least: int) -> int:
     """The smallest that is not below `least`."""
     return 1 << max(0, least - 1).bit_length()

@@ -103,10 +103,11 @@ def silu_mul(gate_up_TJ: Tensor) -> Tensor:
 
 
 def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, weight_H.dtype), device=x.device)
-    hidden = x.shape[-1]
-    rows = x.numel() // hidden
-    inner_rows, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+    kind = x.dtype if x.dtype is weight_H.dtype else torch.promote_types(x.dtype, weight_H.dtype)
+    out = x.new_empty(x.shape, dtype=kind)
+    rows, *inside, hidden = x.shape
+    inner_rows, inner_stride = (inside[0], x.stride(1)) if inside else (1, 0)
+    rows *= inner_rows
     columns = power_of_two(hidden)
     block = max(1, 2048 // columns)
     if rows:

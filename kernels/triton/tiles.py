@@ -129,9 +129,11 @@ class TileTable:
         return self._find("router", 0, RouterTile)
 
     def _find(self, op: str, size: int, kind: type[T]) -> T:
-        tile = next(tile for most, tile in self.table[op] if size <= most)
-        assert isinstance(tile, kind)
-        return tile
+        for most, tile in self.table[op]:
+            if size <= most:
+                assert isinstance(tile, kind)
+                return tile
+        raise AssertionError(f"{op}: the last step takes everything")
 
 
 def tile_from(row: Mapping[str, object]) -> AnyTile:

@@ -290,13 +290,13 @@ class Scheduler:
             self._drop(done.sequence)
         return finished
 
-    def abandon(self, plan: StepPlan) -> list[Finished]:
+    def abandon(self, plan: StepPlan, *, moved: bool = False) -> list[Finished]:
         """A step that ended in the middle: nothing of it was computed. A recurrent state of what was computed ahead may
-        have moved on: it begins again behind its last whole block."""
+        have moved on, others have where it was `moved`: they begin again behind their last whole block."""
         for chunk in plan.chunks:
             chunk.sequence.in_flight = False
-            if plan.ahead and not chunk.sequence.cancelled:
-                self._step_back(chunk.sequence)
+            if (plan.ahead or moved) and not chunk.sequence.cancelled:
+                (self._step_back if plan.ahead else self._preempt)(chunk.sequence)
         cancelled = [Finished(c.sequence, "cancelled") for c in plan.chunks if c.sequence.cancelled]
         for done in cancelled:
             self._drop(done.sequence)

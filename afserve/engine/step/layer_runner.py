@@ -16,7 +16,7 @@ from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.row_taps import RowTaps
 from afserve.engine.step.runner import StepRun, T
-from afserve.engine.step.shared_layers import Abandoned, SharedLayers
+from afserve.engine.step.shared_layers import Abandoned, SharedLayers, StatesMoved
 from afserve.engine.step.spoiled import Spoiled
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.layer import Half
@@ -69,14 +69,16 @@ class LayerRunner(Generic[T]):
             raise
 
     def settle_step(self, step: StepInput) -> StepRun[T] | None:
-        """Where it runs again, keys and values are written once more, alike; what other nodes have part in is planned
-        anew."""
+        """Where it runs again, keys and values are written once more, alike; what other nodes have part in, or states
+        that have moved on, is planned anew."""
         if self._link.held(self.index, done=True):
             self.load.commit(self.index, step.decodes)
             return None
         self.forget_step()
         if step.shared is not None:
             raise Abandoned("a device's exchange failed in the middle")
+        if any(kind.attention.recurrent for kind in self.model.spec.kinds):
+            raise StatesMoved("a device's exchange failed in the middle")
         return self._run(step, None)
 
     def run_layers(self, step: StepInput, x_TH: Tensor, spoiled_T: Tensor) -> StepRun[T]:

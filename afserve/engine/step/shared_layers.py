@@ -16,6 +16,10 @@ class Abandoned(AfserveError):
     """The others' part of a step does not come: it ends in the middle, and its chunk was not computed."""
 
 
+class StatesMoved(Abandoned):
+    """Nor can it be computed again as it is: recurrent states have moved on."""
+
+
 def tell_others(news: list[SharedNews]) -> None:
     """What a plan decided about shared prompts; the list is empty afterwards."""
     for one in news:
