@@ -4,10 +4,11 @@ Launches are real up to the driver's call, and products up to the memory of thei
 small and lie in host memory, so what else PyTorch does costs about what dispatching it does. One attention node over
 `--experts` expert nodes by the devices' exchange, in one process: the bundled model with `--layers` MoE layers and
 dummy weights, eight sequences. It prints processor time of the attention node and of one expert node by MoE layer, a
-layer's share of the step's own work in it: medians over `--rounds` of ten steps.
+layer's share of the step's own work in it, for each of `--rounds` of ten steps; with `--asked` one whenever a line
+comes in.
 
-`--beside` is a command that prints the same line, as this one in another checkout: both run in turns, and a row with
-the ratios is written.
+`--beside` is a command that does the same, as this one in another checkout: both are asked in turns, and a row with the
+ratios of neighbours is written.
 """
 
 import argparse
@@ -18,8 +19,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import torch
@@ -80,7 +85,8 @@ class Stubs:
         self.count += 1
 
 
-def measure(model: Path, experts: int, rounds: int) -> str:
+def measure(model: Path, experts: int) -> Iterator[str]:
+    """A line for each round."""
     from tests.cuda.test_launches import Sharing
     from tests.engine.local_cluster import LocalCluster
 
@@ -94,7 +100,7 @@ def measure(model: Path, experts: int, rounds: int) -> str:
     cluster = LocalCluster.build(source, config, experts=experts, ops=ops, wrap=Sharing)
     (front,), nodes = cluster.attention, cluster.experts
     for number in range(SEQUENCES):
-        params = SamplingParams(max_tokens=250, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=279, temperature=0.0, ignore_eos=True)
         front.submit(GenerationRequest(number, tuple(range(3, 13)), params))
 
     def steps(count: int) -> tuple[float, float]:
@@ -110,17 +116,42 @@ def measure(model: Path, experts: int, rounds: int) -> str:
         return spent[0], spent[1] / experts
 
     with torch.inference_mode():
-        steps(STEPS)
-        stubs.count = 0
-        found = [steps(STEPS) for _ in range(rounds)]
-    attention, expert = (1e6 * statistics.median(side) / STEPS / layers for side in zip(*found, strict=True))
-    return LINE.format(attention, expert, stubs.count / rounds / STEPS / layers)
+        steps(2 * STEPS)
+        while True:
+            stubs.count = 0
+            attention, expert = (1e6 * seconds / STEPS / layers for seconds in steps(STEPS))
+            yield LINE.format(attention, expert, stubs.count / STEPS / layers)
 
 
-def _times(command: list[str]) -> list[int]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
-    found = TIMES.search(done.stdout)
-    assert found is not None, f"it printed no times: {done.stdout[-300:]}"
+def compare(commands: list[list[str]], turns: int) -> list[list[list[int]]]:
+    """Of each turn what each command told, [attention, expert] in microseconds."""
+    told = []
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+            for command in commands
+        ]
+        late = threading.Timer(SECONDS, _kill, [running])
+        late.start()
+        stack.callback(late.cancel)
+        for _ in range(turns):
+            told.append([_ask(one) for one in running])
+        _kill(running)
+    return told
+
+
+def _kill(running: list["subprocess.Popen[str]"]) -> None:
+    for one in running:
+        one.kill()
+
+
+def _ask(process: "subprocess.Popen[str]") -> list[int]:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    found = TIMES.search(line)
+    assert found is not None, f"no times within {SECONDS:g} s but {line!r}"
     return [int(found[1]), int(found[2])]
 
 
@@ -129,33 +160,34 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--experts", type=int, default=4)
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--asked", action="store_true")
     parser.add_argument("--beside", metavar="COMMAND")
-    parser.add_argument("--turns", type=int, default=3, help="with --beside")
     options = parser.parse_args()
     if options.beside is None:
         config = json.loads((ROOT / "configs" / "nano" / "config.json").read_text(encoding="utf-8"))
         config["num_hidden_layers"] = config["first_k_dense_replace"] + options.layers
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
-            print(measure(Path(folder), options.experts, options.rounds))
+            lines = measure(Path(folder), options.experts)
+            for _ in sys.stdin if options.asked else range(options.rounds):
+                print(next(lines), flush=True)
         return
-    sizes = [f"--{name}={getattr(options, name)}" for name in ("experts", "layers", "rounds")]
-    turns = []
-    for _ in range(options.turns):
-        beside = _times(shlex.split(options.beside))
-        now = _times([sys.executable, "-m", "bench.gpu_host", *sizes])
-        turns.append({"us": now, "beside_us": beside})
-        print(json.dumps(turns[-1]), flush=True)
-    ratios = [[turn["us"][side] / turn["beside_us"][side] for turn in turns] for side in range(2)]
-    row = {
-        "experts": options.experts, "layers": options.layers, "turns": turns,
-        "attention_ratio": round(statistics.median(ratios[0]), 3),
-        "expert_ratio": round(statistics.median(ratios[1]), 3),
-    } | origin()  # fmt: skip
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("experts", "layers")]
+    own = [sys.executable, "-m", "bench.gpu_host", "--asked", *sizes]
+    told = compare([shlex.split(options.beside), own], options.rounds)
+    row: dict[str, object] = {"experts": options.experts, "layers": options.layers, "turns": len(told)}
+    for side, name in enumerate(("attention", "expert")):
+        ratios = sorted(now[side] / beside[side] for beside, now in told)
+        row[name] = {
+            "us": statistics.median(now[side] for _, now in told),
+            "beside_us": statistics.median(beside[side] for beside, _ in told),
+            "ratio": round(statistics.median(ratios), 3), "spread": [round(ratios[at], 3) for at in (0, -1)],
+        }  # fmt: skip
+    row |= origin()
     with OUT.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
-    print(row["attention_ratio"], row["expert_ratio"])
+    print(json.dumps(row))
 
 
 if __name__ == "__main__":
