@@ -1,8 +1,9 @@
-"""Which cases of a test with several parameters are run by day, where it is marked `by_day(1)` or `by_day(2)`.
+"""Which cases of a test with several parameters are run by day, where it is marked `by_day(1)` or `by_day(every=3)`.
 
 `by_day(2)`: each value of one parameter meets each value of any other. What takes two values to break is broken by one
 of these cases. `by_day(1)`: each value is there, and values of the longest lists meet those of others in turn.
-All combinations are run by night: the rest is `long`.
+`by_day(every=3)`: each third case, where cases are alike: seeds, families whose tokens other tests compare, texts.
+All are run by night: the rest is `long`.
 """
 
 from collections import Counter
@@ -20,11 +21,21 @@ def leave_the_rest_to_the_night(test: pytest.Metafunc) -> None:
     marked = test.definition.get_closest_marker("by_day")
     if marked is None:
         return
-    (together,) = marked.args
-    kept = set(covering([case._idlist for case in test._calls], together))
+    kept = set(_kept(test, *marked.args, **marked.kwargs))
     for number, case in enumerate(test._calls):
         if number not in kept:
             case.marks.append(pytest.mark.long.mark)
+
+
+def _kept(test: pytest.Metafunc, together: int | None = None, every: int | None = None) -> Sequence[int]:
+    cases = [case._idlist for case in test._calls]
+    if every is None:
+        assert together is not None, "by_day(1), by_day(2) or by_day(every=2)"
+        return covering(cases, together)
+    assert together is None and all(len(case) == 1 for case in cases), (
+        f"{test.definition.nodeid}: by_day(every) is for one list of parameters: a value of another might be left out"
+    )
+    return range(0, len(cases), every)
 
 
 def make_none_of_the_night(test: pytest.Metafunc) -> None:
@@ -36,8 +47,8 @@ def make_none_of_the_night(test: pytest.Metafunc) -> None:
 
 
 def seeds(count: int) -> list[object]:
-    """For a test of seeded cases: a fifth of them by day, and six at least, as of drawn examples; all by night."""
-    few = max(6, count // 5)
+    """For a test of seeded cases: a tenth of them by day, and six at least, as of drawn examples; all by night."""
+    few = max(6, count // 10)
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, count))]
 
 

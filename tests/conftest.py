@@ -111,7 +111,7 @@ NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
 QUICK_CASES = 1  # of each test
 LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
 DAY_SHARE = (
-    0.2  # of the examples that a test asks for, and six at least; `--whole`, as by night, draws all of them
+    0.1  # of the examples that a test asks for, and six at least; `--whole`, as by night, draws all of them
 )
 
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-QUICK_EXAMPLES = 5
+QUICK_EXAMPLES, DAY_EXAMPLES = 5, 10  # where a test does not say how many it asks for
 _COMMON = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 _look_for_constants = providers._get_local_constants
 
 
 def draw_by_day() -> None:
     """To be called before tests are imported."""
-    settings.register_profile("day", _COMMON, derandomize=True)
+    settings.register_profile("day", _COMMON, derandomize=True, max_examples=DAY_EXAMPLES)
     settings.load_profile("day")
     providers._get_local_constants = lambda: providers._local_constants
 

@@ -56,7 +56,8 @@ class Cases:
 
     def __init__(self, cases: list[Case], *marks: pytest.MarkDecorator) -> None:
         self._calls = cases
-        self.definition = SimpleNamespace(get_closest_marker={mark.name: mark.mark for mark in marks}.get)
+        named = {mark.name: mark.mark for mark in marks}
+        self.definition = SimpleNamespace(get_closest_marker=named.get, nodeid="test_a")
 
     def by_day(self) -> list[Case]:
         leave_the_rest_to_the_night(cast(pytest.Metafunc, self))
@@ -75,8 +76,15 @@ def test_no_others_are_made_by_day() -> None:
     assert Cases(alike, pytest.mark.long).by_day() == alike[:1]
     assert Cases(alike[1:2]).by_day() == alike[1:2]
     assert Cases([]).by_day() == []
-    assert [len([seed for seed in seeds(count) if isinstance(seed, int)]) for count in (200, 20)] == [40, 6]
+    assert [len([seed for seed in seeds(count) if isinstance(seed, int)]) for count in (200, 20)] == [20, 6]
     assert len(seeds(200)) == 200
+
+
+def test_of_cases_that_are_alike_each_third_is_run_by_day() -> None:
+    cases = [Case([str(number)]) for number in range(7)]
+    assert Cases(cases, pytest.mark.by_day(every=3)).by_day() == [cases[0], cases[3], cases[6]]
+    with pytest.raises(AssertionError, match="one list of parameters"):
+        Cases([Case(values) for values in combined(2, 2)], pytest.mark.by_day(every=2)).by_day()
 
 
 @pytest.mark.parametrize(

@@ -387,6 +387,7 @@ class _Asked:
         return self.store.copy_checked(copies.by, span, memory, copies.window, copies.came)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 def test_no_wrong_block_whatever_happens_to_the_files(native, command):
     by = passes() if native else None

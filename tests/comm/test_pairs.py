@@ -101,6 +101,7 @@ def asked(front, boxes, seed):
             missing.remove(box)
 
 
+@pytest.mark.by_day(2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "near",
@@ -129,6 +130,7 @@ def test_nobody_sleeps_through_a_message(opened, near, seed):
         assert not thread.is_alive() and not errors
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 20)) for seed in range(6, 60)]

@@ -14,7 +14,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams,
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from tests.control.moving import BAD, Client, GatewaySide, NodeEnd, World
 
-IN_CI, ALL, STEPS = 8, 5000, 700
+IN_CI, ALL, STEPS = 4, 5000, 700
 MOST_OPEN = 8
 MOST_MISSES = 20  # then its node was lost together with its gateway
 

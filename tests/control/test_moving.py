@@ -4,7 +4,7 @@ import pytest
 
 from tests.control.moving import NodeEnd, World
 
-IN_CI, ALL, STEPS = 30, 10_000, 1000
+IN_CI, ALL, STEPS = 15, 10_000, 1000
 
 
 @pytest.fixture(autouse=True)

@@ -48,6 +48,10 @@ PAGES = {
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],
 }  # fmt: skip
+BY_NIGHT = (
+    "plan-capacity",
+    "drafts",
+)  # plans of many pools; `architecture/test_pages.py` checks their options by day
 ALONE = {"prefill-and-decode", "survive-losses"}  # their nodes are killed, or raced
 
 NOT_RUN = {
@@ -146,7 +150,13 @@ def alive(group: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.alone] * (name in ALONE)) for name in PAGES]
+    "name",
+    [
+        pytest.param(
+            name, marks=[pytest.mark.alone] * (name in ALONE) + [pytest.mark.long] * (name in BY_NIGHT)
+        )
+        for name in PAGES
+    ],
 )
 def test_the_page_works_as_it_stands(name: str, folder: Path, prefix: str):
     script = script_of((ROOT / f"docs/{name}.md").read_text())

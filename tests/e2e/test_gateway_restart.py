@@ -100,7 +100,7 @@ def test_a_gateway_that_was_started_anew_knows_where_conversations_are(up, tmp_p
     assert server.stop()[0] == 0
 
 
-@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_rolling_restart_of_gateways_fails_no_request(up, tmp_path, gateways):
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")

@@ -45,7 +45,7 @@ def lending(server, expected):
     [
         ("expert-0", signal.SIGKILL),
         ("attention-0", signal.SIGKILL),
-        ("expert-0", signal.SIGSTOP),
+        pytest.param("expert-0", signal.SIGSTOP, marks=pytest.mark.long),
         pytest.param("attention-0", signal.SIGSTOP, marks=pytest.mark.long),
     ],
 )

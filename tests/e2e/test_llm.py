@@ -37,6 +37,7 @@ def nodes_left() -> list[str]:
     return [name for name, child in named(psutil.Process().children(recursive=True)) if child.pid not in KEPT]
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize(
     "topology",
     [

@@ -63,6 +63,7 @@ def whole(server):
     return wait(all_of_them, "a node")
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize(
     "names",
     [("expert-1",), ("attention-0",), ("attention-1", "expert-2")],

@@ -172,11 +172,12 @@ async def both_there(run):
     await until(lambda: not run._gateway.unattended() and len(run._gateway._attendance.usable()) == 2)
 
 
-def test_every_stream_goes_on_with_the_same_tokens(answers):
+@pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_every_stream_goes_on_with_the_same_tokens(answers, losses):
     async def scenario():
         async with serving() as (run, client):
             undisturbed = await answers(client)
-            for turn in range(2):
+            for turn in range(losses):
                 await both_there(run)
                 streams = [Stream(client, asked) for asked in ASKED]
                 reading = [asyncio.create_task(stream.read()) for stream in streams]

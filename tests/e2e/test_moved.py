@@ -181,6 +181,7 @@ def moved_is_unmoved(number: int, cluster_of, tokenizer: Tokenizer) -> int:
     return len(moves)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_moved_request_gives_the_answer_of_an_unmoved_one(name, cluster_of, tokenizer):
     cases = [number for number in range(IN_CI) if NAMES[number % len(NAMES)] == name]

@@ -221,6 +221,7 @@ def tokens_of(events, handle):
     return [token for event in events if event.handle == handle for token in event.token_ids]
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3", "qwen3-next"])
 @pytest.mark.parametrize("layers", range(1, 6))

@@ -71,6 +71,7 @@ def fields_of(name):
     return {"block_size": 16} if name == "llama4" else {}
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices"), SPLIT)
 def test_the_tokens_are_those_of_one_device(name, devices, source_of):
@@ -120,6 +121,7 @@ def test_micro_batches_that_take_turns_keep_what_was_chosen(source_of):
     assert answers(8) == answers(1)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize(("name", "devices"), [("qwen3", 4), ("v3", 2)])
@@ -130,6 +132,7 @@ def test_preemption(name, devices, caching, source_of, expected):
     assert node.stats().preemptions > 0
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "v3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -43,7 +43,7 @@ def test_a_text_that_is_always_right_gives_what_is_drafted(routing):
         assert played.tokens_s == pytest.approx(6.0 * (1 + length))
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [DEAR_WEIGHTS, DEAR_ROWS], ids=lambda stages: stages.name)
 @pytest.mark.parametrize("sequences", [1, 4, 32])

@@ -24,6 +24,7 @@ from tests.engine.phased import Phased, lose_the_decoding_one
 from tests.engine.test_drafted_answers import Told, answered, asked_of, know, play, told
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_preempted_in_mid_draft(name, tiny_checkpoint):
@@ -36,6 +37,7 @@ def test_preempted_in_mid_draft(name, tiny_checkpoint):
     assert node.stats().preemptions and node.stats().drafts.accepted
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_node_that_decodes_is_lost_in_mid_draft(name, tiny_checkpoint):
@@ -49,6 +51,7 @@ def test_the_node_that_decodes_is_lost_in_mid_draft(name, tiny_checkpoint):
     lose_the_decoding_one(world, asked, wanted)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_expert_nodes_are_lost_and_experts_move_in_mid_draft(seed, tiny_checkpoint, expected):
@@ -74,6 +77,7 @@ SHAPES = (
 )  # fmt: skip
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [0.3, 0.7, 1.0, "ngram:4", "suffix:16"])
 def test_grammars_are_followed_as_without_drafts(drafter):

@@ -36,6 +36,7 @@ def with_rounded_experts(folder: Path, to: Path, rounded=int8_rounded) -> ModelS
     return ModelSource(str(to), "rounded")
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int4_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path, caplog):
@@ -63,6 +64,7 @@ def test_error_of_rounded_experts_is_measured(tiny_checkpoint):
     assert 0 < eight < 0.02 < four < 0.1
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_int8_experts_give_the_tokens_of_rounded_weights(name, tiny_checkpoint, tmp_path):

@@ -58,6 +58,7 @@ def node_of(source, bank, **fields):
     return build_attention_node(source, config(**fields), LocalBankLink(bank))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_all_experts_in_memory(name, tiny_checkpoint, expected):
@@ -70,6 +71,7 @@ def test_tokens_are_those_of_all_experts_in_memory(name, tiny_checkpoint, expect
         bank.close()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("name", FAMILIES[:3])
@@ -99,6 +101,7 @@ def test_quantised_checkpoints_too(form, tiny_checkpoint, fp8_folder, tmp_path):
     bank.close()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("kept", ["float32", "bfloat16", "int8", "int4"])
 def test_sums_have_the_same_bits(kept, rows, tiny_checkpoint):

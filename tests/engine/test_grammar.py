@@ -230,6 +230,7 @@ def test_a_draw_holds_where_almost_nothing_of_the_probability_is_allowed():
     assert torch.allclose(counts / 2000, wanted, atol=0.04)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize("cut", [{}, {"top_k": 6}])
 @pytest.mark.slow
 def test_draws_are_as_likely_as_among_the_allowed_tokens(cut):

@@ -121,6 +121,7 @@ def test_ordinary_patterns_are_taken_and_followed(compiler, pattern):
             follows_to_its_end(compiler, grammar, seed)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", BETWEEN, ids=range(len(BETWEEN)))
 def test_what_is_taken_is_followed(compiler, pattern):
@@ -165,6 +166,7 @@ def test_schemas_that_cannot_be_followed(compiler, schema):
     assert told_well(check(compiler, lambda param: of_schema(schema, param)))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",

@@ -152,6 +152,7 @@ def test_groups_have_to_fit(groups, why):
         check_groups(groups, 2, 4)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))]

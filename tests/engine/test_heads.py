@@ -75,6 +75,7 @@ def test_drafts_are_those_of_a_plain_reference_and_answers_those_without(
     check(told, Reference(form, oracle("qwen3")))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["specforge", "flash of speculators", "newest first", "dspark"])
 def test_what_was_right_is_gone_on_with(form, tiny_checkpoint, oracle, tmp_path):
@@ -117,6 +118,7 @@ def test_all_is_told_as_without_drafts(place, form, tiny_checkpoint, tmp_path):
     assert drafted == plain
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "fields"),
@@ -456,6 +458,7 @@ def test_more_tokens_than_a_block_guesses_are_refused(tiny_checkpoint, tmp_path)
         planned_spec(source, DraftChoice.parse(f"dflash:{head}:5"))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["specforge", "qwen3", "z-lab", "dspark"])
 def test_what_was_read_while_it_rested_is_drafted_behind_as_well(

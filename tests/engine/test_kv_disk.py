@@ -36,6 +36,7 @@ def node(tmp_path, tiny_checkpoint):
         one.close()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.slow
 def test_tokens_over_restored_blocks_are_the_same(name, node, expected):

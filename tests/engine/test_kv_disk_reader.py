@@ -48,6 +48,7 @@ def node(tmp_path, tiny_checkpoint, placed, command):
         one.close()
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_over_restored_blocks_are_the_same(name, node, expected):
     one, answers = node(name, kv_blocks=15), expected(name)

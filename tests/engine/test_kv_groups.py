@@ -169,6 +169,7 @@ def test_copies_are_gone_on_with(cluster, alone):
     assert world.said[3] == alone[3] and world.cached[3] >= 120
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("helpers", [0, 1])
 def test_prompts_that_other_nodes_compute(cluster, alone, helpers):
@@ -188,6 +189,7 @@ def test_prompts_that_other_nodes_compute(cluster, alone, helpers):
     assert sum(end.moves.stats().split for end in world.prefilling) == helpers
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_to_the_wires(cluster, alone, seed):
@@ -198,6 +200,7 @@ def test_whatever_happens_to_the_wires(cluster, alone, seed):
     assert world.said == alone
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("below", ["host", "disk", "both"])
 def test_blocks_come_back_from_below_the_cache(source, family, alone, told, tmp_path, below):

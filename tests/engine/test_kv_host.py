@@ -73,6 +73,7 @@ def test_tokens_over_blocks_from_host_memory_are_the_same(name, block_size, node
     assert 0 < stats.host.blocks <= 100 and stats.host.bytes_written >= stats.host.bytes_read
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_host_memory_above_a_disk_finds_everything(name, node, expected):

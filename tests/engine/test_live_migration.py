@@ -45,6 +45,7 @@ def shuffled(rng, placement, slots):
     return Placement(0, placement.nodes, placement.experts, tuple(layer() for _ in placement.layers))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_do_not_notice(name, tiny_checkpoint, expected):

@@ -203,6 +203,7 @@ def play(seed, tokens, tiny_checkpoint, expected, name=""):
 DAY = (0, 1, 2, 5, 6, 9, 10, 12, 13, 15)  # each number of micro-batches, with and without replicas
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", DAY)
 def test_nobody_notices(seed, tiny_checkpoint, expected):

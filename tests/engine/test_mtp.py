@@ -56,6 +56,7 @@ def test_all_is_told_as_without_drafts(place):
     assert answered(SOURCE, place, asked, "mtp:3", kv_blocks=26, max_batch_tokens=24) == plain
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_a_layer_with_an_indexer_of_its_own_drafts(place, tiny_checkpoint, tmp_path):
@@ -129,6 +130,7 @@ def test_rows_of_the_layer_are_counted_with_those_of_the_others():
     assert rows[1][-1] > rows[1][0], "a pass over each step, and a row for the second token of a draft"
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

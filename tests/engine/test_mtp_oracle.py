@@ -185,6 +185,7 @@ def test_drafted_tokens_are_those_of_a_layer_with_names_of_its_own(apart, monkey
     assert found == {length: wanted[length - 2] for length in found}
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, apart):

@@ -59,6 +59,7 @@ def test_every_topology(name, attention, experts, micro_batches, tiny_checkpoint
     assert all(rows), f"an expert node computed nothing: {rows}"
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_replicated_experts(name, tiny_checkpoint, expected):
@@ -76,6 +77,7 @@ def test_replicated_experts(name, tiny_checkpoint, expected):
     assert collect(cluster.run(requests(prompts()))) == expected(name)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_prefix_cache_hits(name, tiny_checkpoint, expected):
@@ -153,6 +155,7 @@ def test_roles_read_only_their_tensors(tiny_checkpoint, tmp_path):
         build_expert_bank(ModelSource(str(tmp_path / "attention"), "a"), [(0, 0, 3)], 1)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adaptive_micro_batches_change_no_token(name, tiny_checkpoint, expected):

@@ -69,6 +69,7 @@ def test_a_long_one_is_looked_into_in_pieces():
     assert not any(steps[1:4]) and any(steps[5:])
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram:4", "suffix:4"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -34,6 +34,7 @@ FORMS = {
 KEPT = ("w4a16", "gptq", "gptq-rows")
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_are_those_of_the_same_values(form, tiny_checkpoint, tmp_path):

@@ -99,6 +99,7 @@ def test_chunks_need_not_divide_the_prompt(chunk, tiny_checkpoint, alone):
     assert counts(world) == (2, 0, 2)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", ["qwen3", "v2-groups", "qwen3-next"])
 @pytest.mark.parametrize("before", [(0,), (1,), (0, 1)])
 def test_prefixes_that_are_in_a_cache_before(name, before, tiny_checkpoint, alone):
@@ -273,6 +274,7 @@ def schedule(seed, path, name):
     return world
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 400))]

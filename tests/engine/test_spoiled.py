@@ -94,6 +94,7 @@ def test_a_selection_bias_of_infinity_selects_and_of_nan_ends(spoil):
         assert all(error is None for _, error in outcomes(spoil("v3", bias, value), requests()).values())
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("value", BAD)
@@ -129,6 +130,7 @@ def test_one_token_ends_the_requests_that_hold_it_and_its_blocks_hurt_nobody(spo
             assert outcomes(source, [request], cluster=cluster) == {request.handle: clean[request.handle]}
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize("name", ["v3", "qwen3", "mixtral", "qwen3-next", "late"])
 def test_beside_one_that_ends_the_others_keep_their_bits(name, spoil, tiny_checkpoint):
     """In one batch with it, over prefill chunks, prefix hits and preemption, with log-probabilities."""

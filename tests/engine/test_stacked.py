@@ -49,7 +49,7 @@ def seen(node, asked, *, traced):
 
 
 @pytest.mark.slow
-@pytest.mark.by_day(2)
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("expert_dtype", "dense_dtype"), KEPT)
 @pytest.mark.parametrize("name", STACKED)

@@ -12,7 +12,7 @@ from tests.engine import greedy
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.families.tiny import ALL, build, model_and_config
 
-NEW = 24
+NEW = 16
 
 
 @pytest.fixture(scope="session")

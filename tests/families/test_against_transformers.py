@@ -59,7 +59,7 @@ def test_preemption_and_a_move_between_nodes(name, checkpoint, continued):
     that it has so far. Nobody can tell."""
     source = ModelSource(str(checkpoint(name)), name)
     cluster = LocalCluster.build(
-        source, config(kv_blocks=10, micro_batches=2, max_batch_tokens=9), attention=2, experts=2
+        source, config(kv_blocks=7, micro_batches=2, max_batch_tokens=9), attention=2, experts=2
     )
     assert collect(cluster.run(asked())) == continued(name)
     assert cluster.attention[0].stats().preemptions > 0

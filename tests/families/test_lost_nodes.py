@@ -11,6 +11,7 @@ from tests.families.conftest import NEW
 from tests.families.test_against_transformers import asked
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",

@@ -62,6 +62,7 @@ def refused(folder, stored, name, how):
     assert "\n" not in said and name.rsplit(".", 1)[0] in said, f"{name} {how}: {said}"
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @SOME
 @pytest.mark.parametrize("name", FAMILIES)
@@ -80,6 +81,7 @@ def test_a_lost_expert_is_named_where_others_of_the_family_lie_together(part, ch
     refused(folder, stored, name, "gone")
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @SOME
 @pytest.mark.parametrize("form", FORMS)

@@ -26,7 +26,7 @@ NO_WIDTH = {"glm4-no-shared"}  # its shared expert has matrices without a number
 @pytest.mark.parametrize("name", sorted(TINY.keys() - NO_WIDTH))
 def test_tokens_are_those_of_the_same_values(name, form, checkpoint, tmp_path):
     few, plain = quantised(checkpoint(name), tmp_path, *FORMS[form])
-    asked = requests(prompts((9, 20)), replace(GREEDY, max_tokens=10))
+    asked = requests(prompts((9, 20)), replace(GREEDY, max_tokens=4))
     wanted = collect(drive(colocated(plain, config()), asked))
     assert collect(drive(colocated(few, config()), asked)) == wanted
     cluster = LocalCluster.build(few, config(micro_batches=2), attention=1, experts=2)

@@ -286,6 +286,7 @@ def test_what_a_host_does_in_each_step_is_refused_by_its_flag(checkpoint):
         draft_model_spec(source.path)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [8, 1, 2, 13])
 def test_nobody_notices_that_a_node_with_slices_is_lost(seed, checkpoint, continued):

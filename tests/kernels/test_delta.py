@@ -119,6 +119,7 @@ def test_a_segment_is_as_many_steps(rule, tokens, heads, key, value, decay, seed
     torch.testing.assert_close(left, state, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.by_day(1)
 @EVERY
 @pytest.mark.parametrize("taps", [2, 4])
 def test_against_transformers(name, taps):
@@ -145,6 +146,7 @@ def test_against_transformers(name, taps):
     torch.testing.assert_close(torch.cat((first, last)), wanted[0], atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @RULES
 @EVERY

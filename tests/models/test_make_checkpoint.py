@@ -20,6 +20,7 @@ def short_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make_checkpoint.corpus, "documents", lambda: [text])
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("name", sorted(make_checkpoint.SHAPES))

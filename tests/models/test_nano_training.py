@@ -288,6 +288,7 @@ def test_first_sentences(doc: str, sentence: str) -> None:
     assert facts.first_sentence(doc) == sentence
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_facts_of_this_interpreter() -> None:
     docs = corpus.documents()

@@ -95,6 +95,7 @@ def wide(rows):
 WIDE = wide(18)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize(
     "text",
     [

@@ -116,6 +116,7 @@ def guarded(make_backend, run_server):
         yield server
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_large_body(guarded, loop_time, name):

@@ -83,6 +83,7 @@ def check(http, server, place, number):
     del server.backend.requests[:], server.backend.closed[:]
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}:{place[1]}")
 def test_the_ends_of_every_field(http, server, place):

@@ -105,6 +105,7 @@ def play(world, begin, moment, loss):
     return struck
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_nobody_notices_a_loss(case, model):

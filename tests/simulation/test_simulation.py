@@ -10,7 +10,7 @@ from afserve.control.membership.events import Happening
 from afserve.member import Role
 from tests.simulation.world import World
 
-BY_DAY, BLOCKS, ALL, ROUNDS = 32, 2, 10_000, 150
+BY_DAY, BLOCKS, ALL, ROUNDS = 16, 2, 10_000, 150
 KEPT = (
     706,  # a row without an answer spoiled rows before it in the same chunk, and the error named a damaged checkpoint
     794,  # a process ended between joining and being admitted
@@ -51,11 +51,11 @@ def test_nobody_notices(block, model):
 @pytest.mark.parametrize("block", range(2))
 def test_nobody_notices_drafts(block, drafting_model):
     """What happens meets runs of several tokens, and drafts that are verified."""
-    worlds = [play(seed, drafting_model, roles=block == 1) for seed in range(block * 12, block * 12 + 12)]
+    worlds = [play(seed, drafting_model, roles=block == 1) for seed in range(block * 12, block * 12 + 6)]
     nodes = [process.engine for world in worlds for process in world.roles(Role.ATTENTION) if process.loop]
     drafts = [node.stats().drafts for node in nodes]
     assert 0 < sum(one.accepted for one in drafts) < sum(one.tokens for one in drafts)
-    assert sum(not client.failure for world in worlds for client in world.done) > 100
+    assert sum(not client.failure for world in worlds for client in world.done) > 50
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_decode_sees_its_window_and_no_more(device, window, parts):
     assert torch.allclose(out, expected[:, None, None].expand(out.shape), atol=1e-4)
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.parametrize("window", [None, 1, 15, 16, 17, 33])
 def test_a_chunk_sees_its_window_and_no_more(device, window):
     shape = [(20, 36), (17, 17), (33, 47)]

@@ -240,7 +240,7 @@ def test_without_it_rows_go_by_messages(cluster, source):
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("attention", "experts", "killed"),
-    [(2, 2, False), pytest.param(2, 3, False, marks=pytest.mark.long), (1, 2, True)],
+    [pytest.param(2, experts, False, marks=pytest.mark.long) for experts in (2, 3)] + [(1, 2, True)],
 )
 def test_processes(source, alone, attention, experts, killed):
     """Nobody but flags says when rows are there."""

@@ -58,6 +58,7 @@ def test_every_number_is_that_of_the_folder(name, checkpoint, unfolded):
         )
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_the_tokens_of_the_folder(name, checkpoint, unfolded):
