@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 MOST_TILE_BYTES = 48 << 20  # of one request: 16 Mi pixels, what Qwen3-VL makes of any picture at most
-TURN_PATCHES = 1024  # that go through maps of an encoder's layer at once: less than a tenth of a second on two cores
+TURN_PATCHES = (
+    1024  # that go through maps of an encoder's layer at once: less than a tenth of a second on two cores
+)
 KEPT_ROW_BYTES = 64 << 20  # of rows of the last pictures, on each attention node
 _HEAD = struct.Struct("<III")
 
