@@ -75,7 +75,7 @@ class EncoderSpec(ABC):
         """Of what is encoded at once."""
 
     def scratch_bytes(self, element: int) -> int:
-        """Beside weights, about: rows that are kept, what is held of all patches, and what a layer makes of those of one
+        """Beside weights, about: rows that are kept, what is held of all patches, and what a layer makes of those of a
         turn, in numbers of `element` bytes."""
         held, turn = self.most_patches * 11 * self.hidden, TURN_PATCHES * (2 * self.inner + 4 * self.hidden)
         return KEPT_ROW_BYTES + (held + turn) * element
