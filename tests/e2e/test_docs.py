@@ -48,10 +48,8 @@ PAGES = {
     "slurm": ["#SBATCH --no-kill", "--expert-copies 2"],
     "two-hosts": ["transport: tcp, between hosts, over TLS", "it carries expert-0, expert-1", "in plain text"],
 }  # fmt: skip
-BY_NIGHT = (
-    "plan-capacity",
-    "drafts",
-)  # plans of many pools; `architecture/test_pages.py` checks their options by day
+# Plans of many pools; `architecture/test_pages.py` checks their options by day.
+BY_NIGHT = {"plan-capacity", "drafts", "place-experts"}
 ALONE = {"prefill-and-decode", "survive-losses"}  # their nodes are killed, or raced
 
 NOT_RUN = {

@@ -170,6 +170,7 @@ def test_all_nodes_at_once(shared_up, undisturbed):
     assert lost(server) > lost_before
 
 
+@pytest.mark.long
 def test_over_pairs_two_are_killed(up, undisturbed):
     server = up(*COPIES, "--transport", "pairs")
     streams_go_on(server, ("expert-1", "attention-0"), undisturbed)

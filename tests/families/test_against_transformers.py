@@ -52,6 +52,7 @@ def test_topologies_and_cached_prefixes(name, attention, experts, micro_batches,
         assert sum(event.cached_tokens for event in again) == 16 + 32
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_preemption_and_a_move_between_nodes(name, checkpoint, continued):

@@ -130,6 +130,7 @@ def test_a_prepared_step_goes_over_the_same_exchange(cluster, source, alone):
     assert ways[0] is not None and all(way is ways[0] for way in ways)
 
 
+@pytest.mark.long
 def test_a_killed_node_whose_experts_stand_elsewhere_costs_one_step_and_no_token(cluster, source, alone):
     """And one in its place is exchanged with again."""
     nodes = cluster(twice(source))
