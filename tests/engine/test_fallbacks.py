@@ -12,6 +12,7 @@ from tests.engine.driving import BRIEF, config, drive, prompts, requests
 NATIVE = sorted({*TINY} - {"qwen3-next"})  # tests/families says what runs in PyTorch there: a gate
 
 
+@pytest.mark.by_day(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NATIVE)

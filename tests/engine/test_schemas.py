@@ -11,10 +11,11 @@ def valid(schema, value) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [8, pytest.param(12, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", [plain, rich])
-def test_what_ends_is_valid(strategy):
-    found = answers(drawn(strategy(), 12, 7))
+def test_what_ends_is_valid(strategy, count):
+    found = answers(drawn(strategy(), count, 7))
     stopped = [answer for answer in found if answer.ended == "stop"]
     assert not [answer.refused for answer in found if answer.refused]
-    assert len(stopped) >= 9, [answer.ended for answer in found]
+    assert len(stopped) >= 0.75 * count, [answer.ended for answer in found]
     assert not [(a.schema, a.text) for a in stopped if not a.follows(valid)]

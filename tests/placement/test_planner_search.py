@@ -120,6 +120,7 @@ def winner(objective: str, tokens_per_second: float) -> Plan:
     return answer(question("qwen3-235b-a22b", {"h800": 32, "h20": 32}, **more)).plans[0]
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ("dollar", "device", "watt", "latency", "speed", "count"))
 def test_each_objective_wins_its_own_race(objective: str) -> None:

@@ -55,6 +55,7 @@ def play(asked: Question, plan: Plan, random: bool = False, **more: object) -> P
     return simulation.result
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "pools", "context"),

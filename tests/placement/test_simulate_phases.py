@@ -243,6 +243,7 @@ def test_times_are_those_of_the_plain_implementation(name, firsts, ends, order):
     assert sum(place * number for place, number in enumerate(ended)) == order
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_stops_early_says_what_the_whole_run_says(name):

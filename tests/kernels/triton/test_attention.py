@@ -9,7 +9,7 @@ from afserve.kernels.triton.config import AttentionTile
 from afserve.kernels.triton.mla import attend_mla
 from afserve.kernels.triton.split import parts_for
 
-pytestmark = pytest.mark.by_day(2)
+pytestmark = pytest.mark.by_day(1)
 
 TILE = AttentionTile(16, 16, 16, 4, 1)
 SHAPES = {  # (queries, context) of each sequence
