@@ -18,7 +18,8 @@ _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(2.0)  # that a correction may be from 1: no factor mends a model that is wrong by more
 _LATE = 0.002  # of all requests, that may be late in the long run in each of both ways
 _RAISE = 0.15  # of a headroom, for a minute in which all are late
-_LEAST, _MOST = 1.0, 1.4  # headrooms
+_LEAST, _MOST = 1.0, 1.2  # headrooms
+_REMEMBERED = 1440  # times whose requests are usual: a day of minutes
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 
 
@@ -91,13 +92,18 @@ class Correction:
 @dataclass(slots=True)
 class Headroom:
     """How many times a demand pools are sized for: more while requests are late, less while hardly any are, so that in
-    the long run as many are late as may be. It is what brings bursts, which nobody foresees, into a size."""
+    the long run as many are late as may be. It is what brings bursts, which nobody foresees, into a size. Requests are
+    counted, not minutes: one with twice as many as usual says twice as much."""
 
     factor: float = 1.1
+    _noted: int = 0
+    _usual: float = 0.0  # requests in such a time
 
-    def note_late(self, share: float, minutes: float) -> None:
-        """So many of the requests of so long were late."""
-        self.factor += _RAISE * (share - _LATE) * minutes
+    def note_late(self, share: float, of: float, minutes: float) -> None:
+        """So many `of` the requests of so long were late."""
+        self._noted = min(self._noted + 1, _REMEMBERED)
+        self._usual += (of - self._usual) / self._noted
+        self.factor += _RAISE * (share - _LATE) * of / self._usual * minutes
         self.factor = min(max(self.factor, _LEAST), _MOST)
 
 

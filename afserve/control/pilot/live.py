@@ -1,13 +1,13 @@
 """A running deployment as a pilot sees it: what nodes and gateways said last, added up by pool. It changes nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 
 from afserve.control.membership.cluster_state import ClusterState
 from afserve.control.membership.roster import Member
 from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.sizes import PoolSizes
-from afserve.control.wire.load_values import GatewayLoad, LoadCounts, added
+from afserve.control.wire.load_values import ClassCounts, GatewayLoad, LoadCounts, added, grown
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import MODEL_ROLES, AttentionPhase, NodeId, Role
 
@@ -18,14 +18,17 @@ _POOLS = {"prefill": _PREFILL, "decode": _DECODE, "attention": _DECODE, "experts
 
 
 class LiveView:
-    """Nodes that have gone keep their part of all sums."""
+    """Nodes that have gone keep their part of all sums. What anybody did before it was first seen is no part of them: a
+    controller that takes the place of another meets gateways and nodes that have worked for long."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._lives: dict[object, tuple[float, int]] = {}  # seconds that each was busy, and its steps
         self._busy, self._steps = [0.0, 0.0, 0.0], 0
+        self._begun: dict[object, GatewayLoad] = {}  # what each gateway said first
 
-    def observe(self, at: float, members: Iterable[Member], loads: Iterable[GatewayLoad]) -> Observed:
+    def observe(self, at: float, members: Iterable[Member], loads: Mapping[object, GatewayLoad]) -> Observed:
+        """`loads`: of each life of a gateway."""
         running = queued = 0.0
         for member in members:
             if isinstance(member.stats, AttentionStats | ExpertStats):
@@ -34,15 +37,20 @@ class LiveView:
                 if self._pool(member.node) == _DECODE:  # others read prompts still
                     running += member.stats.running
                 queued += member.stats.queued_tokens
-        load = added(loads)
-        sums = {name: getattr(load.total, name) for name in _SUMS}
+        for gateway, said in loads.items():
+            self._begun.setdefault(gateway, said)
+        load, begun = added(loads.values()), added(self._begun[gateway] for gateway in loads)
+        sums = {name: getattr(load.total, name) - getattr(begun.total, name) for name in _SUMS}
+        classes = {
+            name: grown(now, begun.classes.get(name, ClassCounts())) for name, now in load.classes.items()
+        }
         total = PoolLoad(**sums, **dict(zip(_BUSY, self._busy, strict=True)), decode_steps=self._steps)
-        return Observed(at, self.sizes(), total, self.settled(), running, queued, load.classes)
+        return Observed(at, self.sizes(), total, self.settled(), running, queued, classes)
 
     def _note_work(self, life: object, pool: int, stats: AttentionStats | ExpertStats) -> None:
         """What a node did in another pool before stays that pool's."""
-        before, stepped = self._lives.get(life, (0.0, 0))
         steps = stats.steps if isinstance(stats, AttentionStats) else 0
+        before, stepped = self._lives.get(life, (stats.busy_seconds, steps))
         self._busy[pool] += max(stats.busy_seconds - before, 0.0)
         self._steps += max(steps - stepped, 0) * (pool == _DECODE)
         self._lives[life] = stats.busy_seconds, steps

@@ -25,7 +25,7 @@ _BUSY = 0.9  # of a pool: from there on a little more load means much longer wai
 _LASTS = 4.0  # times `hold`: so long is a smaller size taken to be enough
 _LEFT = 0.5  # of the headroom, that is to be left: pools grow with less, unless they have just changed
 _KEEPS = 1.08  # times the nodes that are needed: so many a change for more may leave
-_DEAR = 1.25  # times the nodes that are likely to be needed soon: pools grow to no more, whatever may come
+_DEAR = 1.15  # times the nodes that are likely to be needed soon: pools grow to no more, whatever may come
 _NEARER = tuple(0.96**power for power in range(10))  # parts of what may come
 _LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
 _FURTHER = 1.15  # times what a jump has come to: it may go on
@@ -79,7 +79,8 @@ class Policy:
         self._coming = ComingDemand(self.rules.windows)
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
-        self._changed = self._late_noted = -math.inf
+        self._changed = self._stood = -math.inf
+        self._late_since: Observed | None = None
         self._for_jump = False  # the last change was for more, and for a jump
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
@@ -131,7 +132,7 @@ class Policy:
     def _note(self, seen: Observed) -> None:
         if self._seen and not seen.follows(self._seen[-1]):
             self._seen.clear()
-            self._open = None
+            self._open = self._late_since = None
         if self._seen:
             happened = seen.since(self._seen[-1])
             self._coming.note_window(seen.at, happened, (self._seen[-1].running + seen.running) / 2)
@@ -146,20 +147,27 @@ class Policy:
         window = seen.since(self._seen[0])
         if window.seconds >= self.rules.windows.short / 2:
             self._correct(window)
-            self._note_late(seen, window)
+            if seen.at - self._stood >= self.rules.windows.short:
+                self._stood = seen.at
+                self._note_standing(window)
+        self._note_late(seen)
 
-    def _note_late(self, seen: Observed, window: SeenWindow) -> None:
-        """Once for each short window. Where nothing can be added, being late says nothing."""
-        load, limits = window.load, self._planner.limits
-        if seen.at - self._late_noted < self.rules.windows.short or not (load.first and load.ended):
+    def _note_late(self, seen: Observed) -> None:
+        """Once for each short window, while sizes change too. Where nothing can be added, being late says nothing."""
+        before = self._late_since = self._late_since or seen
+        window, limits = seen.since(before), self._planner.limits
+        load = window.load
+        if seen.at - before.at < self.rules.windows.short or not (load.first and load.ended):
             return
-        self._late_noted = seen.at
-        self._note_standing(window)
+        self._late_since = seen
         first, rest = self._mix.late_shares(window)
         if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
             minutes = self.rules.windows.short / _MINUTE
-            self.judge.read_room.note_late(max(load.first_late / load.first, first), minutes)
-            self.judge.made_room.note_late(max(load.rest_late / load.ended, rest), minutes)
+            if (
+                not self._coming.rate.jumped
+            ):  # whoever comes before more nodes do would be late with any headroom
+                self.judge.read_room.note_late(max(load.first_late / load.first, first), load.first, minutes)
+            self.judge.made_room.note_late(max(load.rest_late / load.ended, rest), load.ended, minutes)
 
     def _note_standing(self, window: SeenWindow) -> None:
         """How wrong what is expected of sizes that stay has been: of no change it is surer."""

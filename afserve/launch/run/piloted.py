@@ -102,7 +102,7 @@ def pilot_loop(
     view, rules = LiveView(controller.membership.state), rules_for(plan.hold)
 
     def observe() -> Observed:
-        loads = [own_load(), *controller.chronicle.loads.values()]
+        loads: dict[object, GatewayLoad] = {None: own_load(), **controller.chronicle.loads}
         return view.observe(clock.now(), controller.members, loads)
 
     policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules, plan.classes)

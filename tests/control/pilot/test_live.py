@@ -1,6 +1,7 @@
 """A pilot beside a deployment: what it sees there, what it asks for, and that no fault of it goes further."""
 
 import logging
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -227,7 +228,7 @@ def test_those_that_read_prompts_do_not_run_yet():
         )
         for index in range(3)
     ]
-    seen = LiveView(state).observe(1.0, members, [])
+    seen = LiveView(state).observe(1.0, members, {})
     assert seen.running == 50 + 500, "a node that does both decodes"
     assert seen.queued_tokens == 21
 
@@ -249,7 +250,7 @@ def test_a_node_that_turns_leaves_its_seconds_with_the_pool_that_it_was_in():
             )
             for index in range(3)
         ]
-        return view.observe(at, members, [])
+        return view.observe(at, members, {})
 
     before = seen(1.0, 100.0)
     phases[1] = AttentionPhase.DECODE
@@ -257,6 +258,30 @@ def test_a_node_that_turns_leaves_its_seconds_with_the_pool_that_it_was_in():
     assert after.follows(before), "an advice that turns a node is compared with what came of it"
     load = after.since(before).load
     assert (load.prefill_busy, load.decode_busy) == (1.0, 2.0)
+
+
+def test_what_was_done_before_a_controller_took_over_happens_at_no_moment():
+    """Gateways say their sums later than nodes do: those of hours would be the rate of one look."""
+    state: Any = SimpleNamespace(
+        phase_of=lambda index: AttentionPhase.DECODE, serving=lambda role: [], leaving=(), settled=False
+    )
+    view = LiveView(state)
+
+    def seen(at, seconds, loads):
+        stats = AttentionStats(busy_seconds=seconds, steps=int(10 * seconds))
+        node: Any = SimpleNamespace(id=0, node=NodeId(Role.ATTENTION, 0), stats=stats, serving=True)
+        return view.observe(at, [node], loads)
+
+    def said(came):
+        return {"gateway-0": GatewayLoad(LoadCounts(came=came), {"chat": ClassCounts(came)})}
+
+    looks = [seen(0.0, 5000.0, {}), seen(1.0, 5000.5, said(9000)), seen(2.0, 5001.0, said(9004))]
+    windows = [new.since(old) for old, new in pairwise(looks)]
+    assert [(one.load.came, one.load.decode_busy, one.load.decode_steps) for one in windows] == [
+        (0, 0.5, 5),
+        (4, 0.5, 5),
+    ]
+    assert windows[1].classes["chat"].came == 4
 
 
 def test_nodes_have_the_pool_of_what_they_do_now_and_those_that_leave_have_none():

@@ -84,12 +84,17 @@ def test_what_lasts_is_the_level():
 
 
 def test_headroom_follows_the_share_of_late_requests():
-    calm, late = Headroom(), Headroom()
+    calm, late, quiet, crowded = (Headroom() for _ in range(4))
     for _ in range(600):
-        calm.note_late(0.0, 1.0)
+        calm.note_late(0.0, 100, 1.0)
     for _ in range(30):
-        late.note_late(0.05, 1.0)
-    assert calm.factor < 1.05 < Headroom().factor < late.factor <= 1.4
+        late.note_late(0.05, 100, 1.0)
+    assert calm.factor < 1.05 < Headroom().factor < late.factor <= 1.2
+    for one, came in ((quiet, 50), (crowded, 200)):
+        for _ in range(100):
+            one.note_late(0.0, 100, 1.0)
+        one.note_late(0.1, came, 1.0)
+    assert crowded.factor > quiet.factor + 0.01, "requests count, not minutes"
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
