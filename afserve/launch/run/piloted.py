@@ -102,8 +102,8 @@ def pilot_loop(
     view, rules = LiveView(controller.membership.state), rules_for(plan.hold)
 
     def observe() -> Observed:
-        loads: dict[object, GatewayLoad] = {None: own_load(), **controller.chronicle.loads}
-        return view.observe(clock.now(), controller.members, loads)
+        loads: list[tuple[object, GatewayLoad]] = [(None, own_load()), *controller.chronicle.loads.items()]
+        return view.observe(clock.now(), controller.members, dict(loads))
 
     policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules, plan.classes)
     look = min(LOOK_SECONDS, rules.windows.short / 4)
