@@ -3,6 +3,8 @@
 A virtual machine's speed changes within minutes, because its host has other guests. A calibration that is made before
 the runs is one of another machine then. Here every round calibrates and runs every layout once; a record is a file of
 JSON lines to which rounds are appended, rows of calibrations (they have a `part`) and of runs (they have a `tpot_ms`).
+Within a round the machine changes too. So a piece of work that is always the same is timed between the stages of a
+calibration and between runs (`pace`), and a run is told as it would have been at the pace of the calibrations.
 Nodes lend no cores, as plans have it. It predicts nothing.
 """
 
@@ -14,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from afserve.cli.bench.calibrate import Grid
 from afserve.cli.bench.case import Case
@@ -30,6 +34,8 @@ ANSWER_APART = 512
 """Prompts that are read elsewhere come one after the other while others decode, a second or more until the last of 64;
 shorter answers would be complete before all decode together."""
 _TOLD_WITHIN = 20  # seconds
+PACE = "pace"
+_OFTEN, _PRODUCTS = 0.5, 25  # seconds; of the same work each time
 SHORT = Grid(contexts=(96, 256), steps=3, calls=6, turns=3, rounds=1)
 
 Row = dict[str, object]
@@ -39,7 +45,8 @@ Row = dict[str, object]
 class Measured:
     """One batch of one layout. `batch` counts the requests of all attention nodes; `prefill` nodes compute their
     prompts and are idle while the batch decodes. tpot_ms: what a client saw, median over requests. tok_s: while the
-    whole batch decodes; low, high: over the rounds. yielded: tokens of a sequence's step, more than one with drafts."""
+    whole batch decodes; low, high: over the rounds. yielded: tokens of a sequence's step, more than one with drafts.
+    pace: seconds of the same work around it, 0 where that was not timed."""
 
     attention: int
     experts: int
@@ -54,6 +61,13 @@ class Measured:
     prefill: int = 0
     draft: str = "off"
     yielded: float = 1.0
+    pace: float = 0.0
+
+    def at(self, pace: float) -> "Measured":
+        """As it would have been where the same work takes `pace` seconds; `pace` is then how many times as long it
+        took."""
+        longer = self.pace / pace if self.pace and pace else 1.0
+        return replace(self, tpot_ms=self.tpot_ms / longer, tok_s=self.tok_s * longer, pace=longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +78,16 @@ class Record:
     rounds: Sequence[Sequence[Measured]]
 
     def runs(self) -> list[Measured]:
-        """Medians over the rounds."""
-        return [middle(runs) for runs in zip(*self.rounds, strict=True)]
+        """Medians over the rounds, at the pace of the calibrations."""
+        return [
+            middle(run.at(self._pace(run.threads)) for run in runs) for runs in zip(*self.rounds, strict=True)
+        ]
+
+    def _pace(self, threads: int) -> float:
+        """Of the calibrations, in the median; 0 where that was not timed."""
+        rows = map(json.loads, self.lines[threads])
+        timed = [float(row["seconds"]) for row in rows if row["part"] == PACE]
+        return median(timed) if timed else 0.0
 
 
 def read_record(path: Path) -> Record:
@@ -127,9 +149,26 @@ def drafted_round(case: Case, threads: int, grid: Grid, drafts: Sequence[str]) -
 
 
 def calibration(model: str, threads: int, grid: Grid) -> Iterator[Row]:
+    """Its rows, and the pace wherever it measured for longer than that takes."""
     from afserve.cli.bench.calibrate import rows
 
-    return (row | {"threads": threads} for row in rows(model, threads, grid))
+    ended = 0.0
+    for row in rows(model, threads, grid):
+        if time.monotonic() - ended > _OFTEN:
+            yield {"part": PACE, "seconds": pace(), "threads": threads}
+        yield row | {"threads": threads}
+        ended = time.monotonic()
+
+
+def pace() -> float:
+    """Seconds of products that read what a core's own caches do not hold, as decoding does: the median of a few."""
+    weights, vector = np.ones((2048, 2048), np.float32), np.ones((2048, 8), np.float32)
+    times = []
+    for _ in range(_PRODUCTS):
+        begun = time.perf_counter()
+        weights @ vector
+        times.append(time.perf_counter() - begun)
+    return median(times)
 
 
 def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: int) -> Iterator[Measured]:
@@ -140,8 +179,10 @@ def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: 
     shape = Shape(not experts, attention, experts or None, str(micro_batches), prefill, share_cores=False)
     if prefill:
         case = replace(case, prompt_len=PROMPT_APART, output_len=ANSWER_APART)
+    before = pace()
     for row in measure(replace(case, threads=threads), shape):
         assert row.tpot is not None, "every sequence has more than one token"
+        after = pace()
         yield Measured(
             attention=attention,
             experts=experts,
@@ -152,7 +193,9 @@ def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: 
             tpot_ms=row.tpot * 1e3,
             tok_s=row.tokens_per_second or row.batch / row.tpot,
             prefill=prefill,
+            pace=(before + after) / 2,
         )
+        before = after
 
 
 def drafted_runs(case: Case, draft: str) -> Iterator[Measured]:
@@ -164,7 +207,7 @@ def drafted_runs(case: Case, draft: str) -> Iterator[Measured]:
     with Shape(colocated=True, attention=1, share_cores=False, draft=draft).llm(case) as llm:
         run_batch(llm, case, 2, seed=-1)
         for batch in case.batches:
-            before = _verified(llm)
+            before, started = _verified(llm), pace()
             found = figures(run_batch(llm, case, batch, seed=0))
             drafted, right = (now - then for now, then in zip(_verified(llm), before, strict=True))
             yield Measured(
@@ -178,6 +221,7 @@ def drafted_runs(case: Case, draft: str) -> Iterator[Measured]:
                 tok_s=found.tokens_per_second or batch / found.tpot,
                 draft=draft,
                 yielded=1 + right / drafted if drafted else 1.0,
+                pace=(started + pace()) / 2,
             )
 
 
@@ -210,4 +254,5 @@ def middle(runs: Iterable[Measured]) -> Measured:
         low=min(rates),
         high=max(rates),
         yielded=median(run.yielded for run in found),
+        pace=median(run.pace for run in found),
     )

@@ -11,7 +11,8 @@ each kind, and with a process more than cores of either kind. Prompts apart are 
 contexts of the runs and 8, 32 and 64 requests. Drafts are in no calibration either: a plan with drafts is told how many
 tokens a step yielded, and says how long it takes. The rate is that of the steady state, while the whole batch decodes;
 TPOT is what a client saw, median over requests. Calibrations and runs take turns (`planner_rounds.py`): all rows of
-equal threads are one calibration, and runs count by their medians. The threads of a run are taken.
+equal threads are one calibration, and runs count by their medians, each at the pace that the machine had in the
+calibrations. The threads of a run are taken.
 """
 
 import argparse

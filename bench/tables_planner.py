@@ -34,18 +34,35 @@ def _of_model(found: list[dict]) -> str:
             f"{r['tpot_error']:+.0%}",
             f"{r['tok_s_error']:+.0%}",
             f"{r['low']:,.0f} to {r['high']:,.0f}",
+            *([f"{r['pace']:.2f}"] if r.get("pace") else []),
         ]
         for r in found
     ]
-    kinds = []
+    kinds, rounds = [], found[-1]["rounds"]
     for one in dict.fromkeys(kind(r) for r in found):
         mine = [r for r in found if kind(r) == one]
         errors = (statistics.median(abs(r[key]) for r in mine) for key in ("tpot_error", "tok_s_error"))
         kinds.append("{} TPOT {:.1%}, throughput {:.1%}".format(one, *errors))
     apart = statistics.median((r["high"] - r["low"]) / 2 / r["tok_s"] for r in found)
+    pace = (
+        " Pace: how many times as long the same work took around the runs as in the calibrations; times of runs are divided by it."
+        if any(r.get("pace") for r in found)
+        else ""
+    )
     return (
-        f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {where(found[-1])}); {found[-1]['rounds']} rounds of a short "
+        f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {where(found[-1])}); {rounds} round{'s' * (rounds != 1)} of a short "
         f"calibration and of runs, medians: `python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %). "
-        f"Rates of the same run differ by {apart:.0%} to either side between rounds, in the median.\n\n"
-        + table(["layout", "TPOT ms", "predicted", "error", "error of tok/s", "tok/s by round"], lines)
+        f"Rates of the same run differ by {apart:.0%} to either side between rounds, in the median.{pace}\n\n"
+        + table(
+            [
+                "layout",
+                "TPOT ms",
+                "predicted",
+                "error",
+                "error of tok/s",
+                "tok/s by round",
+                *(["pace"] * bool(pace)),
+            ],
+            lines,
+        )
     )

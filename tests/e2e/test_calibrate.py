@@ -186,6 +186,11 @@ def test_rounds_become_medians() -> None:
     rounds = [Measured(1, 1, 2, 1, 8, 80.0, tpot, 8e3 / tpot) for tpot in (5.0, 20.0, 4.0)]
     one = middle(rounds)
     assert (one.tpot_ms, one.tok_s, one.low, one.high) == (5.0, 1600.0, 400.0, 2000.0)
+    timed = [[replace(run, pace=pace)] for run, pace in zip(rounds, (1e-3, 2e-3, 1e-3))]
+    (one,) = Record({1: [json.dumps({"part": "pace", "seconds": 1e-3})]}, timed).runs()
+    assert (one.tpot_ms, one.low, one.high, one.pace) == (5.0, 800.0, 2000.0, 1.0), (
+        "the slow one was half as slow"
+    )
 
 
 def test_a_model_without_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
