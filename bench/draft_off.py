@@ -68,7 +68,7 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
                     ran = RanStep(step.tokens, drafted, seconds, mixed=not self.decode_only)
                     self.ran = ran._replace(passes=passes, verified=verified)
                 else:
-                    self._drafting.rest_step(seconds)
+                    self._drafting.rest_steps(seconds, 1)
 """,
         """            self._meter.did(self.index, "sample", since)
             self._book(self.plan, outcome)

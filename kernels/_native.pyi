@@ -259,6 +259,29 @@ class Predictor:
         expert: int,
     ) -> int: ...
 
+class Decoder:
+    def __init__(
+        self,
+        layers: Stack,
+        embed: int,
+        vocabulary: int,
+        last_norm: int,
+        eps: float,
+        logit_scale: float,
+        head: Linear,
+    ) -> None: ...
+    def decode(
+        self,
+        engine: Engine,
+        groups: Sequence[Batch],
+        block_sizes: Sequence[int],
+        token: int,
+        passes: int,
+        stops: Sequence[Sequence[int]],
+        drawn: int,
+        expert: int,
+    ) -> tuple[int, float]: ...
+
 class MlaShape:
     def __init__(
         self,

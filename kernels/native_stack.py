@@ -16,6 +16,8 @@ from afserve.kernels.native_products import address, plain
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import (
+    Decoded,
+    DecoderParts,
     DraftChain,
     Drafted,
     Exchange,
@@ -23,6 +25,7 @@ from afserve.kernels.stack import (
     Stack,
     Stacked,
     StackLayer,
+    StepDecoder,
     Stopped,
 )
 
@@ -145,6 +148,55 @@ class NativeStack(Stack):
             head,
         )
         return NativeChain(self._engine, self, made, parts, self._top_k)
+
+    def open_decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        head, embed_VH, norm_H = _linear(parts.head, self._dtype), parts.embed_VH, parts.last_norm_H
+        alike = all(one.dtype is self._dtype and one.is_contiguous() for one in (embed_VH, norm_H))
+        if self._rows or head is None or not alike or len(embed_VH) != parts.head.outputs:
+            return None
+        ends = embed_VH.data_ptr(), len(embed_VH), norm_H.data_ptr()
+        made = _native.Decoder(self._stack, *ends, parts.eps, parts.logit_scale, head)
+        return NativeDecoder(self._engine, self, made, parts, (self._moe_layers, self._top_k))
+
+
+class NativeDecoder(StepDecoder):
+    """`layers` and `parts` hold what `decoder` points at."""
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        layers: NativeStack,
+        decoder: _native.Decoder,
+        parts: DecoderParts,
+        chosen: tuple[int, int],
+    ) -> None:
+        """`chosen`: MoE layers and experts that a row has in each."""
+        self._engine, self._decoder, self._chosen = engine, decoder, chosen
+        self._held = layers, parts
+
+    def decode_tokens(
+        self,
+        token_S: Tensor,
+        groups: Sequence[PagedBatch],
+        block_sizes: Sequence[int],
+        passes: int,
+        stops: Sequence[Sequence[int]],
+    ) -> Decoded:
+        sequences, (layers, top_k) = groups[0].sequences, self._chosen
+        expect_shape("token_S", token_S, (sequences,))
+        token_PS = torch.empty((passes, sequences), dtype=torch.int32)
+        expert_PLSK = torch.empty((passes, layers, sequences, top_k), dtype=torch.int32)
+        done, seconds = self._decoder.decode(
+            self._engine,
+            [native_half.batch_handle(batch) for batch in groups],
+            block_sizes,
+            plain(token_S, torch.int64).data_ptr(),
+            passes,
+            stops,
+            token_PS.data_ptr(),
+            expert_PLSK.data_ptr(),
+        )
+        return Decoded(token_PS[:done], expert_PLSK[:done], seconds)
 
 
 class NativeChain(DraftChain):

@@ -75,6 +75,44 @@ class PredictorParts:
     logit_scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """What is in front of a model's layers and behind them, where tokens are the likeliest ones."""
+
+    embed_VH: Tensor
+    last_norm_H: Tensor
+    head: PackedLinear
+    eps: float
+    logit_scale: float
+
+
+class Decoded(NamedTuple):
+    """By pass and sequence the likeliest token, of those passes that gave every sequence one; what the routers chose
+    (int32), and the seconds that shared and routed experts took."""
+
+    token_PS: Tensor
+    expert_PLSK: Tensor
+    ffn_seconds: float
+
+
+class StepDecoder(ABC):
+    """Greedy steps, one behind the other, in one call: what `Ops.run_stack` and `Ops.argmax` give, pass after pass."""
+
+    @abstractmethod
+    def decode_tokens(
+        self,
+        token_S: Tensor,
+        groups: Sequence[PagedBatch],
+        block_sizes: Sequence[int],
+        passes: int,
+        stops: Sequence[Sequence[int]],
+    ) -> Decoded:
+        """`groups` are the first pass, of which each sequence has one row (its token is int64), by KV group; their
+        block tables have room for all passes. The pass that gives a sequence one of its `stops` is the last one, and
+        the call ends before one in which a row or a logit is not finite; keys and values may be written of that. Raises
+        IndexError for a token, a position or a block that there is not."""
+
+
 class Drafted(NamedTuple):
     """By sequence and place: the likeliest token, -1 behind a draft's end, and how likely the layer has it. Rows that
     the layer computed chose `expert_RK`, those of the first pass before the others."""
@@ -111,6 +149,10 @@ class Stack(ABC):
 
     def chain_drafts(self, parts: PredictorParts) -> DraftChain | None:
         """Of a stack that is the decoder layer of `parts`; None where the backend has no such call."""
+        return None
+
+    def open_decoder(self, parts: DecoderParts) -> StepDecoder | None:
+        """Of a stack of all layers; None where the backend has no such call."""
         return None
 
     @abstractmethod

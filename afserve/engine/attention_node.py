@@ -220,9 +220,9 @@ class AttentionNode(Generic[T]):
         """Whether only other nodes' part of a prompt can let it go on."""
         return self.stalled and not self.under_way and self._scheduler.shares
 
-    def note_line(self, waiting: int) -> None:
-        """So many requests that are not submitted yet wait for room: what nobody waits for gives way to them."""
-        self._scheduler.open.others_wait = waiting > 0
+    def note_line(self, waiting: int, *, moving: bool = False) -> None:
+        """Of requests that are not submitted yet; what is ahead gives way. `moving`: KV blocks wait for a look."""
+        self._scheduler.open.others_wait, self._scheduler.open.moving = waiting > 0, moving
 
     @property
     def rests(self) -> float:
@@ -272,7 +272,7 @@ class AttentionNode(Generic[T]):
 
     def written_names(self) -> dict[int, list[Hash]]:
         """Names of the KV blocks that each running request has filled, by handle."""
-        return self._scheduler.written_names()
+        return self._scheduler.open.written_names()
 
     def written_names_of(self, handle: int) -> list[Hash]:
         return self._scheduler.open.written_names_of(handle)
@@ -280,7 +280,7 @@ class AttentionNode(Generic[T]):
     @property
     def queued_tokens(self) -> int:
         """Of prompts, still to be computed here."""
-        return self._scheduler.queued_tokens
+        return self._scheduler.open.queued_tokens
 
     @property
     def prefill_rate(self) -> float:

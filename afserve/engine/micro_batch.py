@@ -20,20 +20,20 @@ from afserve.engine.draft.prediction import PREDICTION
 from afserve.engine.draft.price import RanStep, Verified
 from afserve.engine.kv.cache import KvCache
 from afserve.engine.sampler import Failure, Sampler, rows_of
-from afserve.engine.scheduling.found_below import NONE_BELOW
+from afserve.engine.scheduling.passes import PassTime
 from afserve.engine.scheduling.request import Predicted, TokenEvent, TokenLogprob
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.scheduling.sequence import Sequence
-from afserve.engine.scheduling.step_plan import PROMPT, Finished, StepPlan
+from afserve.engine.scheduling.step_plan import PROMPT, StepPlan
 from afserve.engine.step.host_reader import Fetch, HostReader
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.look_ups import Beside
 from afserve.engine.step.meter import Meter
-from afserve.engine.step.routed_rows import note_routed, take_routed
+from afserve.engine.step.routed_rows import note_routed
 from afserve.engine.step.runner import StepRun, StepRunner, T
 from afserve.engine.step.shared_layers import Abandoned, StatesMoved, tell_others
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.engine.step.step_input import StepInput, build_step
+from afserve.engine.step_events import leave_queue, run_event, token_events
 from afserve.engine.verify import Rows, Run, draw_runs, draw_tokens, logprobs_by_chunk, scored_tokens
 from afserve.kernels.devices.opened import device_of
 from afserve.models.decoder import AttentionModel
@@ -51,6 +51,7 @@ class _Outcome(NamedTuple):
     accepted: Accepted
     failures: dict[int, str]
     vectors: Vectors
+    passes: int = 1  # through all layers
 
     @property
     def accepted_drafts(self) -> int:
@@ -92,6 +93,7 @@ class MicroBatch(Generic[T]):
         device = device_of(model.ops.device)
         self._buffers, self._reader = StepBuffers(device, config.max_model_len), HostReader(device)
         self._sampler = Sampler(model.ops, self._buffers)
+        self._pass_time = PassTime()
         self.events: list[TokenEvent] = []
         self.steps = 0
         self.decode_only = False
@@ -108,42 +110,32 @@ class MicroBatch(Generic[T]):
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
                 self._drafting.propose(decoding, room, self._meter.now)
                 since = self._meter.now()
-            self.plan = self._scheduler.plan(self.index, since)
+            follower = following(self._follower)
+            self.plan = self._scheduler.plan(self.index, since, self._most_passes(follower, asked=asked))
             if self._scheduler.shared_news:
                 tell_others(self._scheduler.shared_news)
             if self.plan is None:
                 yield None
                 continue
             began = since
-            _left_queue(self.plan, began)
+            leave_queue(self.plan, began)
             if self.plan.draws:
                 yield from self._draw(self.plan)
                 self._meter.did(self.index, "sample", since)
                 yield None
                 continue
             pool = self._scheduler.pool
-            follower = following(self._follower)
             awake = follower is not None and follower.drafter.awake
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
             self._meter.did(self.index, "schedule", since)
             if self._beside is not None:
                 step = yield from self._beside.added(self.plan, step)
-            try:
-                run: StepRun[T] | None = self._runner.run_step(step)
-                while run is not None:
-                    x_RH = yield from self._in_pauses(run) if step.ahead else run
-                    since = self._meter.now()
-                    rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
-                    seen = yield from self._see(self.plan, step.ends, rows_RH)
-                    run = self._runner.settle_step(step)
-            except Abandoned as error:
-                self._abandon(self.plan, moved=isinstance(error, StatesMoved))
+            computed = yield from self._compute(self.plan, step)
+            if computed is None:
                 continue
-            outcome = self._conclude(self.plan, step.ends, rows_RH, seen, step)
+            outcome, x_RH = computed
             drafted = self.plan.supposed if self.plan.drafted else 0
-            told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
-            self._meter.did(self.index, "sample", since, told)
             passes = 0.0
             if follower is not None:
                 since = self._meter.now()
@@ -157,14 +149,58 @@ class MicroBatch(Generic[T]):
                     ran = RanStep(step.tokens, drafted, seconds, mixed=not self.decode_only)
                     self.ran = ran._replace(passes=passes, verified=verified)
                 else:
-                    self._drafting.rest_step(seconds)
+                    self._drafting.rest_steps(seconds, outcome.passes)
             if 2 * step.decodes <= step.tokens and step.shared is None and not step.ahead:
                 self._meter.prefilled(step.tokens, began)
             if not step.ahead:
                 self._scheduler.open.rest_from(self._meter.now())
             self.plan = None
-            self.steps += 1
+            self.steps += outcome.passes
             yield None
+
+    def _compute(
+        self, plan: StepPlan, step: StepInput
+    ) -> Generator[T | Fetch | None, None, tuple[_Outcome, Tensor] | None]:
+        """What it gave, and the rows of its last layer, none of a step of several passes; None where it ended in the
+        middle."""
+        if plan.passes and (decoded := self._decode(plan, step)) is not None:
+            return decoded, step.token_T[:0]
+        self._pass_time.other_step()
+        try:
+            run: StepRun[T] | None = self._runner.run_step(step)
+            while run is not None:
+                x_RH = yield from self._in_pauses(run) if step.ahead else run
+                since = self._meter.now()
+                rows_RH = x_RH if len(x_RH) == len(step.rows) else x_RH[step.row_R]
+                seen = yield from self._see(plan, step.ends, rows_RH)
+                run = self._runner.settle_step(step)
+        except Abandoned as error:
+            self._abandon(plan, moved=isinstance(error, StatesMoved))
+            return None
+        outcome = self._conclude(plan, step.ends, rows_RH, seen, step)
+        told = {"drafted": plan.supposed, "accepted": outcome.accepted_drafts} if plan.drafted else NO_ARGS
+        self._meter.did(self.index, "sample", since, told)
+        return outcome, x_RH
+
+    def _most_passes(self, follower: Follower[T] | None, *, asked: bool) -> int:
+        """That the next step may have: who guesses behind a step, or may before the next one, is not passed over."""
+        if follower is not None or not (offered := self._runner.most_passes):
+            return 0
+        before_drafts = offered if self._drafting is None else 1 if asked else 1 + self._drafting.left
+        return self._pass_time.most_passes(min(offered, before_drafts))
+
+    def _decode(self, plan: StepPlan, step: StepInput) -> _Outcome | None:
+        """None where the step has to be run: what is wrong with a row is told there."""
+        since, stops = self._meter.now(), list[list[int]]()
+        if plan.passes > 1:
+            owners = [chunk.sequence for chunk in plan.chunks]
+            stops = [[*one.eos_ids, *one.request.params.stop_token_ids] for one in owners]
+        token_PS = self._runner.decode_step(step, plan.passes, stops)
+        if not token_PS:
+            return None
+        self._pass_time.measured(len(token_PS), self._meter.now() - since)
+        runs = enumerate(zip(*token_PS, strict=True))
+        return _Outcome({index: (run, ()) for index, run in runs}, {}, {}, len(token_PS))
 
     def _draw(self, plan: StepPlan) -> Step[T]:
         """A step without layers: each sequence brought the row of its last token."""
@@ -261,7 +297,7 @@ class MicroBatch(Generic[T]):
 
     def _book(self, plan: StepPlan, outcome: _Outcome) -> Many[Verified]:
         """Ends the step and turns it into events. Gives what was verified of drafts."""
-        accepted, failures, vectors = outcome
+        accepted, failures, vectors, _ = outcome
         before = {index: plan.chunks[index].sequence.output_length for index in accepted}
         verified = self._settle(plan, accepted)
         done = {
@@ -273,9 +309,12 @@ class MicroBatch(Generic[T]):
             note_routed(plan, failures, chosen_LTK, self._model.spec.choices)
         for index, (run, logprobs) in accepted.items():
             sequence = plan.chunks[index].sequence
-            kept = sequence.output_length - before[index]
+            first, kept = before[index], sequence.output_length - before[index]
             ended = done.pop(id(sequence), None)
-            event = _event(sequence, run[:kept], logprobs[:kept], ended, before[index])
+            if outcome.passes > 1:  # each token as from a step of its own
+                self.events += token_events(sequence.request, run[: kept - 1])
+                first, run, kept = first + kept - 1, run[kept - 1 :], 1
+            event = run_event(sequence, run[:kept], logprobs[:kept], ended, first)
             one = verified.get(index)
             if one is not None and one.drafter == PREDICTION:
                 event.predicted = Predicted(min(one.right, kept), one.rows - one.right)
@@ -306,33 +345,3 @@ def _drawn(plan: StepPlan, accepted: Accepted) -> dict[int, Run]:
     """The runs that are tokens indeed."""
     unread = {i for i in accepted if plan.chunks[i].sequence.request.wants_row}
     return {index: run for index, (run, _) in accepted.items() if index not in unread}
-
-
-def _left_queue(plan: StepPlan, now: float) -> None:
-    """For those whose first step this is. Prompts stand at the end."""
-    for chunk in reversed(plan.chunks):
-        if chunk.kind is not PROMPT:
-            return
-        if chunk.sequence.planned is None:
-            chunk.sequence.planned = now
-
-
-def _event(
-    sequence: Sequence, run: Run, logprobs: tuple[TokenLogprob, ...], done: Finished | None, before: int
-) -> TokenEvent:
-    """`before` tokens of the answer were there before this run."""
-    first = before == len(sequence.request.generated)
-    queued = sequence.planned - sequence.arrived if first and sequence.planned is not None else 0.0
-    return TokenEvent(
-        handle=sequence.request.handle,
-        token_ids=run,
-        finish_reason=done.reason if done else None,
-        stop_token_id=done.stop_token_id if done else None,
-        logprobs=logprobs,
-        prompt_logprobs=() if before else tuple(sequence.prompt_logprobs),
-        cached_tokens=sequence.cached_tokens if first else 0,
-        found_below=sequence.found_below if first else NONE_BELOW,
-        queued=queued,
-        purpose=sequence.request.purpose,
-        routed=take_routed(sequence) if sequence.routed else None,
-    )

@@ -27,7 +27,7 @@ def counted(
     return AttentionStats(
         running=s.running,
         waiting=s.waiting,
-        queued_tokens=s.queued_tokens,
+        queued_tokens=s.open.queued_tokens,
         devices=devices,
         kv_blocks=s.pool.blocks,
         kv_blocks_used=s.pool.used,

@@ -31,7 +31,7 @@ from afserve.engine.draws import (
 from afserve.engine.edits import NO_EDITS, Edits, edits_of
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.request import NOT_FINITE, SamplingParams
-from afserve.engine.scheduling.sequence import Sequence
+from afserve.engine.scheduling.sequence import Sequence, takes_likeliest
 from afserve.engine.step.host_reader import Reads, read_at_once
 from afserve.engine.step.step_buffers import StepBuffers
 from afserve.errors import RequestError
@@ -208,9 +208,8 @@ def rows_of(x_RV: Tensor, rows: list[int]) -> Tensor:
 
 def plain(sequence: Sequence) -> bool:
     """Whether it takes the likeliest token, and all later ones, as far as a grammar lets it."""
-    p = sequence.request.params
-    edited = p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty or p.logit_bias
-    return p.greedy and not edited and sequence.output_length >= p.min_tokens
+    params = sequence.request.params
+    return takes_likeliest(params) and sequence.output_length >= params.min_tokens
 
 
 def _first(at: int, row: int, sequence: Sequence, vocabulary: int) -> _Draw:

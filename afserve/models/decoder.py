@@ -17,7 +17,7 @@ from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.pointwise import capped
-from afserve.kernels.stack import DraftChain, Stack, StackLayer
+from afserve.kernels.stack import DecoderParts, DraftChain, Stack, StackLayer, StepDecoder
 from afserve.models.attention import load_attention
 from afserve.models.beside import DraftHead, TargetParts
 from afserve.models.blocks import dequantised
@@ -243,11 +243,24 @@ class AttentionModel:
 
     def chain(self, stack: Stack) -> DraftChain | None:
         """Drafts in one call, by the predictor whose decoder layer `stack` is; None where the kernels have no such."""
-        around = self.spec.around
-        plain = around.embedding_scale == 1.0 and around.logit_cap is None
-        if self.predictor is None or self._head is None or not plain:
+        if self.predictor is None or self._head is None or not self._plain_ends:
             return None
+        around = self.spec.around
         return stack.chain_drafts(self.predictor.parts(self._embedding(), self._head, around.logit_scale))
+
+    def step_decoder(self, stack: Stack) -> StepDecoder | None:
+        """Greedy steps in one call, by a `stack` of all layers; None where the kernels have no such."""
+        around, embed_VH = self.spec.around, self._embed_VH
+        odd = self._table is not None or around.centred or not self._plain_ends
+        if self._head is None or odd or not isinstance(embed_VH, Tensor):
+            return None
+        ends = DecoderParts(embed_VH, self._norm, self._head, self.spec.eps, around.logit_scale)
+        return stack.open_decoder(ends)
+
+    @property
+    def _plain_ends(self) -> bool:
+        around = self.spec.around
+        return around.embedding_scale == 1.0 and around.logit_cap is None
 
     def _embedding(self) -> Tensor:
         """As numbers, for those that look rows up by themselves: it is de-quantised once and for all."""

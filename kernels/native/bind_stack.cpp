@@ -1,5 +1,6 @@
 // Bindings of attention halves over a cache, and of all layers in one call.
 #include "bind.h"
+#include "decoder.h"
 #include "predictor.h"
 #include "stack.h"
 
@@ -32,6 +33,18 @@ int draft(const Predictor& predictor, Engine& engine, const Batch& batch, Addres
   return predictor.dtype() == Dtype::f32 ? run(at<const float>(hidden)) : run(at<const bf16>(hidden));
 }
 
+// (passes, seconds)
+py::tuple decode(const Decoder& decoder, Engine& engine, const std::vector<const Batch*>& groups, const std::vector<int>& block_sizes,
+                 Address token, int passes, const std::vector<std::vector<int>>& stops, Address drawn, Address expert) {
+  DecodeRows rows{at<int64_t>(token), passes, stops, block_sizes, at<int32_t>(drawn), at<int32_t>(expert)};
+  Decoded done;
+  {
+    py::gil_scoped_release released;
+    done = decoder.dtype() == Dtype::f32 ? decoder.decode<float>(engine, groups, rows) : decoder.decode<bf16>(engine, groups, rows);
+  }
+  return py::make_tuple(done.passes, done.ffn_seconds);
+}
+
 }  // namespace
 
 void bind_stack(py::module_& m) {
@@ -56,4 +69,10 @@ void bind_stack(py::module_& m) {
         return Predictor(std::move(parts), std::move(layer));
       }))
       .def("draft", draft);
+  py::class_<Decoder>(m, "Decoder")
+      .def(py::init([](std::shared_ptr<Stack> layers, Address embed, int vocabulary, Address last_norm, float eps, float logit_scale,
+                       std::shared_ptr<Linear> head) {
+        return Decoder({at<void>(embed), at<void>(last_norm), vocabulary, eps, logit_scale, std::move(head)}, std::move(layers));
+      }))
+      .def("decode", decode);
 }

@@ -42,6 +42,7 @@ Stack::Stack(std::vector<StackLayer> layers) : layers_(std::move(layers)) {
       expect_same(at, "outputs of down", layer.down->outputs(), hidden_);
     }
     if (!layer.routes()) continue;
+    moe_layers_++;
     if (!top_k_) top_k_ = layer.attention.top_k;
     if (layer.experts) expect_same(at, "hidden size of experts", layer.experts->hidden(), hidden_);
     expect_same(at, "top_k", layer.attention.top_k, top_k_);

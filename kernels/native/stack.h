@@ -51,6 +51,7 @@ class Stack {
   Dtype dtype() const { return layers_[0].attention.dtype; }
   int hidden() const { return hidden_; }
   int top_k() const { return top_k_; }
+  int moe_layers() const { return moe_layers_; }
 
   // The same tokens over the block table of each group of KV. `exchange` is for layers whose experts are away.
   template <class E>
@@ -60,7 +61,7 @@ class Stack {
   void expect(const Exchange* exchange) const;
 
   std::vector<StackLayer> layers_;
-  int hidden_, top_k_ = 0;
+  int hidden_, top_k_ = 0, moe_layers_ = 0;
   size_t groups_ = 1;
   size_t away_ = 0;  // layers whose experts are
 };

@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 0
 LONE_PROTOCOLS = 9
 MANY_NAMES = 6.6
-LINES = 128_056
+LINES = 128_348
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ class Engine:
     held = False
     rests = 0.0
 
-    def note_line(self, waiting: int) -> None:
+    def note_line(self, waiting: int, *, moving: bool) -> None:
         pass
 
     def __init__(self, dice: random.Random) -> None:

@@ -125,7 +125,7 @@ class ScriptedNode:
     held = under_way = False
     rests = 0.0
 
-    def note_line(self, waiting):
+    def note_line(self, waiting, *, moving):
         self.line = waiting
 
     def __init__(self):

@@ -117,7 +117,7 @@ class World:
             ran = RanStep(count + drafted, drafted, seconds, passes=passes, verified=verified)
             self.drafting.note_step(ran, lambda: self.now)
         else:
-            self.drafting.rest_step(seconds)
+            self.drafting.rest_steps(seconds, 1)
         return made
 
     def _meet(self) -> None:

@@ -62,7 +62,7 @@ def test_one_at_a_time_in_small_steps_and_found_by_the_next_turn():
         counts.append(sum(ran.values()))
         assert len(ran) == 1
     assert max(counts) == AHEAD_TOKENS and sum(counts) == s.ahead_tokens == 300
-    assert s.prefix.queries == s.queued_tokens == s.waiting == 0
+    assert s.prefix.queries == s.open.queued_tokens == s.waiting == 0
     s.submit(asked(3, prompt(1, 200) + prompt(3, 40)))
     assert step(s) == {3: 240 - 192} and s.prefix.hits == 192
 
@@ -72,7 +72,7 @@ def test_it_leaves_at_once_for_whoever_comes_and_goes_on_later():
     s.submit(ahead(1, prompt(1, 320)))
     assert step(s) == {1: 32} == step(s)
     s.submit(asked(2, prompt(2, 300), most=3))
-    assert (s.running, s.waiting, s.queued_tokens) == (1, 1, 300)
+    assert (s.running, s.waiting, s.open.queued_tokens) == (1, 1, 300)
     assert [step(s) for _ in range(4)] == [{2: 256}, {2: 44}, {2: 1}, {2: 1}]
     assert s.preemptions == 0, "it was no lack of blocks"
     assert step(s) == {1: 32} and s.ahead_tokens == 96, "what it had is found again"

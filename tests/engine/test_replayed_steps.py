@@ -34,6 +34,8 @@ def columns(step):
 class Recorder:
     """A runner and the head behind it, with what went in and came out."""
 
+    most_passes = 0
+
     def __init__(self, runner):
         self._runner = runner
         self.steps: deque[Any] = deque()
@@ -47,6 +49,8 @@ class Recorder:
 
 
 class Replayer:
+    most_passes = 0
+
     def __init__(self, steps):
         self._steps = steps
 

@@ -15,7 +15,7 @@ from tests.engine.driving import BRIEF, collect, config, drive, prompts, request
 from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY, build
 
-pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
+native_stack = pytest.importorskip("afserve.kernels.native_stack", reason="the native library was not built")
 STACKED = ("v3", "dsa", "v3-yarn-noq", "v3-tied-half", "v2-groups", "qwen3", "mixtral-window", "gptoss")
 KEPT = [("auto", "auto"), ("int8", "auto"), ("int4", "auto"), ("int8", "int8"), ("int4", "int4")]
 
@@ -29,13 +29,18 @@ def folder_of(tmp_path, tiny_checkpoint):
 @pytest.fixture
 def calls(monkeypatch):
     """Rows of every step that was one call."""
-    rows, run = [], Ops.run_stack
+    rows, run, decode = [], Ops.run_stack, native_stack.NativeDecoder.decode_tokens
 
     def noted(ops, stack, x_TH, *rest):
         rows.append(len(x_TH))
         return run(ops, stack, x_TH, *rest)
 
+    def decoded(decoder, token_S, *rest):
+        rows.append(len(token_S))
+        return decode(decoder, token_S, *rest)
+
     monkeypatch.setattr(Ops, "run_stack", noted)
+    monkeypatch.setattr(native_stack.NativeDecoder, "decode_tokens", decoded)
     return rows
 
 

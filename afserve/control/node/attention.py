@@ -106,7 +106,7 @@ class AttentionLoop:
             self._obey(command)
         if commands or (not copied and (round_due or self._kv.busy)):
             self._look_after_requests()
-        self._node.note_line(self._kv.in_line)
+        self._node.note_line(self._kv.in_line, moving=self._kv.busy)
         if self._later:
             self._begin_ahead()
         self._tell_controller()

@@ -121,9 +121,15 @@ class Drafting:
         self._counts.verified(drafter, supposed, right)
         return Verified(drafter, supposed, right, instead if drafter in LAYERS else 0)
 
-    def rest_step(self, seconds: float) -> None:
-        """A step is over before which nobody was asked."""
+    @property
+    def left(self) -> int:
+        """Further steps that nobody is asked before."""
+        return self._left
+
+    def rest_steps(self, seconds: float, count: int) -> None:
+        """So many steps are over before which nobody was asked, `due` for the first."""
         self._rested_seconds += seconds
+        self._left -= count - 1
 
     def note_step(self, step: RanStep, clock: Callable[[], float]) -> None:
         """Any other one."""

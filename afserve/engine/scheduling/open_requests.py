@@ -20,6 +20,7 @@ class OpenRequests(dict[int, Sequence]):
         self._block_size, self._ahead = block_size, 0
         self._rest_until = -inf
         self.others_wait = False  # somebody who is not open yet waits for room
+        self.moving = False  # KV blocks come or go
 
     def add(self, sequence: Sequence) -> None:
         self[sequence.request.handle] = sequence
@@ -61,6 +62,11 @@ class OpenRequests(dict[int, Sequence]):
 
     def prompts_left(self) -> Iterator[tuple[Group, int]]:
         return ((s.group, s.prompt_left) for s in self.values())
+
+    def written_names(self) -> dict[int, list[Hash]]:
+        """By handle, the names of the blocks that running requests have filled."""
+        running = (one for one in self.items() if one[1].micro_batch >= 0)
+        return {handle: sequence.written_names(self._block_size) for handle, sequence in running}
 
     def written_names_of(self, handle: int) -> list[Hash]:
         """Names of the blocks that a request has filled; none of one that is not known."""

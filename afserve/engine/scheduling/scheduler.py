@@ -12,13 +12,14 @@ from types import MappingProxyType
 
 from afserve.comm.kv.sharing import SharedPrompt
 from afserve.config import EngineConfig
-from afserve.engine.kv.blocks import BlockPool, Hash
+from afserve.engine.kv.blocks import BlockPool
 from afserve.engine.kv.told import ToldCache
 from afserve.engine.scheduling.endings import extend, failed
 from afserve.engine.scheduling.fair_share import FairShares, WaitingRequests
 from afserve.engine.scheduling.giving_way import gives_way, steps_back
 from afserve.engine.scheduling.guides import Guide
 from afserve.engine.scheduling.open_requests import AHEAD_TOKENS, OpenRequests
+from afserve.engine.scheduling.passes import passes_of
 from afserve.engine.scheduling.prefix_hits import PrefixHits
 from afserve.engine.scheduling.request import GenerationRequest
 from afserve.engine.scheduling.request_limits import RequestLimits
@@ -105,10 +106,11 @@ class Scheduler:
 
     # -- what runs next --------------------------------------------------------------------------------
 
-    def plan(self, micro_batch: int, now: float = inf) -> StepPlan | None:
+    def plan(self, micro_batch: int, now: float = inf, most_passes: int = 0) -> StepPlan | None:
         """The next step of one micro-batch, or None when it has nothing to run. Its chunks are in flight.
 
-        Only the first `active` micro-batches take sequences; the others hand theirs over.
+        Only the first `active` micro-batches take sequences; the others hand theirs over. With `most_passes` whoever
+        runs the step can decode so many tokens of each sequence in it, which it does where nobody waits.
         """
         if self.open.gives_way:
             for one in [one for one in self._running if one.request.ahead and not one.in_flight]:
@@ -155,8 +157,11 @@ class Scheduler:
         if guessed:
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
             drafted = suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
+        waits = self.waiting or self.open.others_wait or self.open.moving or len(chunks) < self.running
+        most = 0 if drafted or not chunks else min(most_passes, 1) if waits else most_passes
+        passes = passes_of(chunks, most, self._limits.longest, self.blocks) if most else 0
         alone = self.running == len(mine)
-        return StepPlan(micro_batch, tuple(chunks), drafted, alone=alone) if chunks else None
+        return StepPlan(micro_batch, tuple(chunks), drafted, alone=alone, passes=passes) if chunks else None
 
     def decoding(self, micro_batch: int) -> list[Sequence]:
         """Those that a draft may stand behind in their next step."""
@@ -280,7 +285,10 @@ class Scheduler:
             elif run:
                 ended = extend(sequence, run, self._limits.longest)
                 known = len(sequence.tokens) - 1  # what the chunk supposed beyond this was not accepted
-            before, sequence.computed = sequence.computed, min(chunk.start + chunk.count, known)
+            end = chunk.start + (len(run) if plan.passes else chunk.count)
+            if plan.passes > 1:
+                self._shares.charge(sequence, chunk.start + chunk.count, len(run) - chunk.count)
+            before, sequence.computed = sequence.computed, min(end, known)
             if sequence.computed >= sequence.given:
                 self._shares.met(sequence)
             self.blocks.computed(sequence, before)
@@ -330,17 +338,9 @@ class Scheduler:
         return bool(self.open)
 
     @property
-    def queued_tokens(self) -> int:
-        return self.open.queued_tokens
-
-    @property
     def shares(self) -> bool:
         """Whether other nodes compute parts of any running prompt."""
         return any(s.shared is not None for s in self._running)
-
-    def written_names(self) -> dict[int, list[Hash]]:
-        """By handle, the names of the blocks that running requests have filled."""
-        return {s.request.handle: s.written_names(self.pool.block_size) for s in self._running}
 
     def check(self, held: Iterable[int] = ()) -> None:
         """Integrity of blocks and queues; for tests and debugging. `held` are blocks that others hold."""

@@ -8,7 +8,7 @@ from afserve.comm.kv.sharing import SharedPrompt
 from afserve.engine.kv.blocks import ROOT, Hash, block_hash, pictured, salted
 from afserve.engine.scheduling.found_below import NONE_BELOW, FoundBelow
 from afserve.engine.scheduling.guides import Guide
-from afserve.engine.scheduling.request import GenerationRequest, TokenLogprob
+from afserve.engine.scheduling.request import GenerationRequest, SamplingParams, TokenLogprob
 from afserve.engine.scheduling.routed_experts import RoutedExperts
 from afserve.engine.scheduling.turns import Group
 
@@ -60,6 +60,9 @@ class Sequence:
     given: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
     group: Group = field(init=False)
+    unread: bool = field(
+        init=False
+    )  # of its rows nobody wants anything but the likeliest token, min_tokens apart
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)
@@ -69,6 +72,9 @@ class Sequence:
         generated = len(self.request.generated)
         self.routed_end = self.prompt_length + generated - 1 if generated else 0
         self.row = b"" if self.wants_routed else self.request.row
+        params, request = self.request.params, self.request
+        told = self.guide is not None or params.logprobs is not None or params.pooled or self.wants_routed
+        self.unread = takes_likeliest(params) and not (told or request.wants_row or request.ahead)
 
     @classmethod
     def start(
@@ -171,6 +177,12 @@ class Sequence:
                 parent = pictured(parent, begun)
             self.hashes.append(block_hash(parent, self.tokens[start : start + block_size]))
         return self.hashes
+
+
+def takes_likeliest(params: SamplingParams) -> bool:
+    """Whether each token is the likeliest one of its row as it is, where no min_tokens are lacking."""
+    edited = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    return params.greedy and not (edited or params.logit_bias)
 
 
 def turn_of(sequence: Sequence) -> tuple[int, tuple[int, ...]]:

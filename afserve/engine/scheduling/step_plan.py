@@ -41,13 +41,16 @@ class Chunk:
 class StepPlan:
     """Chunks of decoding and verifying sequences stand before those of prompts. All of one that `draws` are empty: they
     stand for sequences whose row came with them. It is `alone` where no other micro-batch has sequences. `drafted` are
-    the indices of the chunks that suppose tokens: a step without drafts looks at none for them."""
+    the indices of the chunks that suppose tokens: a step without drafts looks at none for them. Each sequence decodes
+    as many tokens as there are `passes`, one behind the other, and nothing else of its rows is read; 0 in any other
+    step."""
 
     micro_batch: int
     chunks: tuple[Chunk, ...]
     drafted: tuple[int, ...] = ()
     draws: bool = False
     alone: bool = False
+    passes: int = 0
 
     @property
     def shared(self) -> Chunk | None:

@@ -45,7 +45,8 @@ def choose_runners(
     if exchanging is not None:
         return [ExchangeRunner[T](parts[0].stack, exchanging, one) for one in layers]
     predictor = model.stack(model.predicting, kv.predicting, [0] * len(kv.predicting), packed)
-    return [StackRunner[T](parts, predictor, one) for one in layers]
+    sizes = kv.pool.block_size, *(group.block_size for group in kv.pool.further)
+    return [StackRunner[T](parts, predictor, one, sizes) for one in layers]
 
 
 def _check_table(model: AttentionModel, config: EngineConfig) -> None:

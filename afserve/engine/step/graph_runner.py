@@ -54,6 +54,7 @@ class GraphRunner(Generic[T]):
         self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
         self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor, self.chain = layers.run_predictor, layers.chain
+        self.most_passes, self.decode_step = layers.most_passes, layers.decode_step
         states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
         # nothing is recorded
         self.why = "a state would be moved on by the rows of padding, too" if states else ""

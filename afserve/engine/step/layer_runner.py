@@ -4,7 +4,7 @@ A layer's rows may be late: they are with the experts while the next layer's att
 Shapes: T tokens, H hidden, R rows that are read.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Generic, NamedTuple
 
 import torch
@@ -122,8 +122,16 @@ class LayerRunner(Generic[T]):
         ended.finish(x_TH)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))
 
-    def chain(self) -> None:
+    most_passes = 0
+
+    def decode_step(
+        self, step: StepInput, passes: int, stops: Sequence[Sequence[int]]
+    ) -> Sequence[list[int]]:
         """It runs one layer at a time."""
+        return ()
+
+    def chain(self) -> None:
+        """The same."""
 
     def run_predictor(self, x_TH: Tensor, paged: PagedBatch, decodes: int) -> StepRun[T]:
         (layer,), (attend,) = self.model.predicting, self._kv.predicting

@@ -3,7 +3,7 @@
 A runner is chosen once, when a node is wired (`choose.py`). Shapes: R rows that are read, H hidden.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -27,6 +27,17 @@ class StepRunner(Protocol[T_co]):
         """What the last layer gives for the rows that are read, (R, H). Keys and values of all tokens are written.
         Raises Abandoned where other nodes' part of a shared prompt does not come, and where that is thrown into it
         between two layers: the step left nothing behind then."""
+
+    def decode_step(
+        self, step: StepInput, passes: int, stops: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Greedy steps of sequences that have one row each, in one call: by pass, each sequence's token. It ends behind
+        the token that is one of a sequence's `stops`, and before a pass that gives anybody none. Without a pass it left
+        nothing behind: the step has to be run. Not to be asked without `most_passes`."""
+
+    @property
+    def most_passes(self) -> int:
+        """Of `decode_step`; 0 where there is no such call."""
 
     def settle_step(self, step: StepInput) -> StepRun[T_co] | None:
         """Of the step that ran last, once a device has done it: None where its rows count, and the experts that they

@@ -18,6 +18,8 @@ from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import DraftChain, Exchange, Stack, Stacked, Stopped
 
+MOST_PASSES = 16  # a few tokens are enough to hide what is around a step
+
 
 class LayerRange(NamedTuple):
     """The layers from `first` up to `end`, which read the first `groups` block tables."""
@@ -31,9 +33,17 @@ class LayerRange(NamedTuple):
 class StackRunner(Generic[T]):
     """Over the experts of this process."""
 
-    def __init__(self, parts: Sequence[LayerRange], predictor: Stack | None, layers: LayerRunner[T]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[LayerRange],
+        predictor: Stack | None,
+        layers: LayerRunner[T],
+        block_sizes: Sequence[int],
+    ) -> None:
         """`parts` are all layers, one call each. `predictor`: the layer of multi-token prediction, if there is one that
-        fits a call."""
+        fits a call. `block_sizes` by KV group."""
+        self._decoder = layers.model.step_decoder(parts[0].stack) if len(parts) == 1 else None
+        self._block_sizes = block_sizes[: parts[0].groups]
         self._parts, self._predictor, self._layers = parts, predictor, layers
         self._chain = None if predictor is None else layers.model.chain(predictor)
         self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
@@ -41,6 +51,26 @@ class StackRunner(Generic[T]):
 
     def chain(self) -> DraftChain | None:
         return self._chain if self._layers.meter.trace is None else None
+
+    @property
+    def most_passes(self) -> int:
+        return 0 if self._decoder is None or self._layers.meter.trace is not None else MOST_PASSES
+
+    def decode_step(
+        self, step: StepInput, passes: int, stops: Sequence[Sequence[int]]
+    ) -> Sequence[list[int]]:
+        layers = self._layers
+        if self._decoder is None or not fits_one_call(step, layers.meter):
+            return ()
+        groups = (step.paged, *step.further)[: len(self._block_sizes)]
+        done = self._decoder.decode_tokens(step.token_T, groups, self._block_sizes, passes, stops)
+        for expert_LSK in done.expert_PLSK:
+            if len(expert_LSK):
+                layers.load.note_layers(layers.index, expert_LSK)
+            layers.load.commit(layers.index, step.decodes)
+        layers.meter.computed(done.expert_PLSK.shape[0] * done.expert_PLSK.shape[1], done.ffn_seconds, 0.0)
+        found: list[list[int]] = done.token_PS.tolist()
+        return found
 
     def run_step(self, step: StepInput) -> StepRun[T]:
         if fits_one_call(step, self._layers.meter):
@@ -81,6 +111,7 @@ class ExchangeRunner(Generic[T]):
         self.seen_rows, self.settle_step = layers.seen_rows, layers.settle_step
         self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor = layers.run_predictor
+        self.most_passes, self.decode_step = layers.most_passes, layers.decode_step
         self._moe_layers = sum(layer.moe_number is not None for layer in layers.model.layers)
 
     def run_step(self, step: StepInput) -> StepRun[T]:

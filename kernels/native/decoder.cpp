@@ -1,0 +1,102 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "carver.h"
+#include "router.h"
+#include "rows.h"
+
+namespace {
+
+// The next row of each sequence over one group's block tables.
+struct NextRows {
+  const Batch& first;
+  int block_size;
+  std::vector<int32_t> context;
+  std::vector<int64_t> position, slot;
+
+  NextRows(const Batch& batch, int size)
+      : first(batch), block_size(size), context(batch.context, batch.context + batch.sequences),
+        position(batch.position, batch.position + batch.tokens), slot(batch.slot, batch.slot + batch.tokens) {}
+
+  Batch batch() const {
+    return {first.query_start, context.data(), first.table, first.table_stride, first.sequences, position.data(), slot.data(), first.tokens};
+  }
+
+  void move_on() {
+    for (int s = 0; s < first.sequences; s++) {
+      int64_t at = ++position[s], block = at / block_size;
+      if (size_t(block) >= first.table_stride)
+        throw std::out_of_range("position " + std::to_string(at) + ": block tables of " + std::to_string(first.table_stride));
+      context[s]++;
+      slot[s] = first.table[s * first.table_stride + block] * int64_t(block_size) + at % block_size;
+    }
+  }
+};
+
+void expect(const char* what, int found, int wanted) {
+  if (found != wanted)
+    throw std::invalid_argument(std::string(what) + " " + std::to_string(found) + ", expected " + std::to_string(wanted));
+}
+
+bool stops(const std::vector<std::vector<int>>& stops, const int32_t* drawn, int sequences) {
+  for (int s = 0; s < sequences; s++)
+    if (std::count(stops[s].begin(), stops[s].end(), drawn[s])) return true;
+  return false;
+}
+
+}  // namespace
+
+Decoder::Decoder(DecoderParts parts, std::shared_ptr<Stack> layers) : parts_(std::move(parts)), layers_(std::move(layers)) {
+  expect("inputs of head", parts_.head->inputs(), layers_->hidden());
+  expect("vocabulary", parts_.head->outputs(), parts_.vocabulary);
+}
+
+template <class E>
+Decoded Decoder::decode(Engine& engine, const std::vector<const Batch*>& groups, const DecodeRows& rows) const {
+  int sequences = groups.at(0)->sequences, vocabulary = parts_.vocabulary;
+  size_t hidden = layers_->hidden(), chosen = size_t(layers_->moe_layers()) * sequences * layers_->top_k();
+  expect("rows", groups[0]->tokens, sequences);
+  expect("block sizes", int(rows.block_sizes.size()), int(groups.size()));
+  if (rows.passes > 1) expect("lists of stop tokens", int(rows.stops.size()), sequences);
+  std::vector<NextRows> next;
+  for (size_t g = 0; g < groups.size(); g++) next.emplace_back(*groups[g], rows.block_sizes[g]);
+  Carver carver(rows_.at_least<char>(sequences * (2 * hidden * sizeof(E) + sizeof(int32_t)) + 3 * 64));
+  E *x = carver.take<E>(sequences * hidden), *normed = carver.take<E>(sequences * hidden);
+  int32_t* bad = carver.take<int32_t>(sequences);
+  float* logits = logits_.at_least<float>(size_t(sequences) * vocabulary);
+  const E* embed = static_cast<const E*>(parts_.embed);
+
+  Decoded done{0, 0};
+  while (done.passes < rows.passes) {
+    int32_t* drawn = rows.drawn + size_t(done.passes) * sequences;
+    for (int s = 0; s < sequences; s++) {
+      int64_t token = done.passes ? drawn[s - sequences] : rows.token[s];
+      if (token < 0 || token >= vocabulary) throw std::out_of_range("token " + std::to_string(token));
+      memcpy(x + s * hidden, embed + token * hidden, hidden * sizeof(E));
+    }
+    std::vector<Batch> batches;
+    for (const NextRows& one : next) batches.push_back(one.batch());
+    std::vector<const Batch*> tables;
+    for (const Batch& one : batches) tables.push_back(&one);
+    std::fill(bad, bad + sequences, -1);
+    done.ffn_seconds += layers_->run(engine, tables, StackRows<E>{x, rows.expert + done.passes * chosen, bad}).ffn_seconds;
+    if (std::any_of(bad, bad + sequences, [](int32_t layer) { return layer >= 0; })) break;
+    rms_norm(engine, x, hidden, sequences, int(hidden), static_cast<const E*>(parts_.last_norm), parts_.eps, normed);
+    parts_.head->run(engine, normed, hidden, sequences, logits, vocabulary);
+    if (parts_.logit_scale != 1.0f)
+      engine.pool.run(sequences, [&](int s, int) {
+        for (int v = 0; v < vocabulary; v++) logits[size_t(s) * vocabulary + v] *= parts_.logit_scale;
+      });
+    argmax(engine, logits, sequences, vocabulary, drawn);
+    if (std::any_of(drawn, drawn + sequences, [](int32_t token) { return token < 0; })) break;
+    if (++done.passes == rows.passes || stops(rows.stops, drawn, sequences)) break;
+    for (NextRows& one : next) one.move_on();
+  }
+  return done;
+}
+
+template Decoded Decoder::decode<bf16>(Engine&, const std::vector<const Batch*>&, const DecodeRows&) const;
+template Decoded Decoder::decode<float>(Engine&, const std::vector<const Batch*>&, const DecodeRows&) const;
