@@ -40,7 +40,7 @@ class Recorder:
         self._runner = runner
         self.steps: deque[Any] = deque()
         self.settle_step, self.worst_mark = runner.settle_step, runner.worst_mark
-        self.take_failures = runner.take_failures
+        self.take_failures, self.decode_step = runner.take_failures, runner.decode_step
 
     def run_step(self, step):
         rows_RH = yield from self._runner.run_step(step)
@@ -59,6 +59,9 @@ class Replayer:
         assert columns(step) == wanted
         yield None  # as if it had to wait
         return rows_RH
+
+    def decode_step(self, step, passes, stops):
+        raise AssertionError("not offered")
 
     def settle_step(self, step):
         return None
