@@ -7,9 +7,8 @@ STAMP := $(VENV)/.ready
 # An environment that was copied along with its checkout names the other one in its scripts, and would run its code.
 MOVED := $(if $(wildcard $(STAMP)),$(filter-out $(CURDIR),$(shell cat $(STAMP))))
 ARGS ?=
-# Tests with processes wait for them part of the time: three workers keep two cores busy. Those of `make quick` never wait.
+# Tests wait part of the time, for processes or servers: three workers keep two cores busy.
 WORKERS ?= 3
-QUICK_WORKERS ?= 2
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -48,7 +47,7 @@ durations: setup
 
 # A sample of all rooms: one case of each test that starts no process and takes less than a tenth of a second, five drawn examples.
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick --workers $(QUICK_WORKERS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick --workers $(WORKERS) $(ARGS)
 
 # What `make test` leaves out for its time, and every example that tests draw; .github/workflows/nightly.yml runs it every night.
 long: setup

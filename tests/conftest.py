@@ -151,7 +151,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--alone") and not config.option.markexpr:
         config.option.markexpr = "alone and not long"
     if config.getoption("--workers"):
-        beside = Beside(config.getoption("--workers"), imported=("torch", "transformers"))
+        beside = Beside(config.getoption("--workers"), imported=("torch", "transformers.modeling_utils"))
         config.pluginmanager.register(beside, "beside")
 
 
