@@ -10,6 +10,7 @@ Shapes and chips are those of `configs/`. It knows no measurements.
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -20,12 +21,14 @@ from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import ModelShape
 from bench.gpu_budget import budget
+from bench.origin import ROOT
 from bench.rows import table
 
 PROCESSORS, PRODUCTS = (
     132,
     4096,
 )  # of an H100 and H200 SXM: multiprocessors, bf16 FLOP of one in a clock (white paper)
+HOST = ROOT / "bench" / "results" / "gpu_host.jsonl"
 ISSUED = 4  # instructions of a multiprocessor in a clock
 ARCH = 90
 LATENT = LatentSizes(
@@ -200,7 +203,21 @@ def section() -> str:
             "figures (`configs/hardware`); bytes in flight, tails of waves and launches are left out. `python -m bench.kernels_cuda` times the kernels by the same names: what takes "
             "longer than twice the last column contradicts it.",
             *map(expected, SETTINGS),
+            host_times(),
         ]
+    )
+
+
+def host_times() -> str:
+    """Of the newest row of `bench.gpu_host`."""
+    row = json.loads(HOST.read_text(encoding="utf-8").splitlines()[-1])
+    told = [
+        f"{name} {side['ratio']:.2f} ({side['spread'][0]:.2f} to {side['spread'][1]:.2f}) of it"
+        for name, side in (("the attention node", row["attention"]), ("an expert node", row["expert"]))
+    ]
+    return (
+        f"**Host time of a MoE layer, launch by launch**, without a GPU (`python -m bench.gpu_host`: launches end before the driver), beside "
+        f"{row['beside']}, {row['turns']} turns of ten steps, one attention and {row['experts']} expert nodes: {', '.join(told)} ({row['machine']})."
     )
 
 

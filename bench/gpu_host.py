@@ -35,6 +35,7 @@ from triton.runtime import driver
 
 from afserve.comm.device_exchange.ends import _End
 from afserve.config import EngineConfig, ModelSource
+from afserve.control.node.beginning import freeze_heap
 from afserve.engine.build import spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.engine.step.spoiled import Spoiled
@@ -117,6 +118,7 @@ def measure(model: Path, experts: int) -> Iterator[str]:
 
     with torch.inference_mode():
         steps(2 * STEPS)
+        freeze_heap()  # as a node does
         while True:
             stubs.count = 0
             attention, expert = (1e6 * seconds / STEPS / layers for seconds in steps(STEPS))
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--asked", action="store_true")
     parser.add_argument("--beside", metavar="COMMAND")
+    parser.add_argument("--name", default="another checkout", help="what is beside, for the row")
     options = parser.parse_args()
     if options.beside is None:
         config = json.loads((ROOT / "configs" / "nano" / "config.json").read_text(encoding="utf-8"))
@@ -176,7 +179,9 @@ def main() -> None:
     sizes = [f"--{name}={getattr(options, name)}" for name in ("experts", "layers")]
     own = [sys.executable, "-m", "bench.gpu_host", "--asked", *sizes]
     told = compare([shlex.split(options.beside), own], options.rounds)
-    row: dict[str, object] = {"experts": options.experts, "layers": options.layers, "turns": len(told)}
+    row: dict[str, object] = {
+        "beside": options.name, "experts": options.experts, "layers": options.layers, "turns": len(told),
+    }  # fmt: skip
     for side, name in enumerate(("attention", "expert")):
         ratios = sorted(now[side] / beside[side] for beside, now in told)
         row[name] = {
