@@ -3,9 +3,9 @@
 The engine as it is beside the engine without what its steps do for drafts alone: a copy of the package from which these
 lines are taken out (`TAKEN_OUT`; a line that is not there once ends the run). A third one is as it is, too, and says
 how far two equal ones are apart. Each is a colocated node of the bundled model with one thread, all in one process;
-they decode the same prompts and take turns step by step, so that what else the machine does meets all of them. Of a
-round the median of the steps' ratios counts, `--rounds` times in each of `--starts` processes, which differ by where
-memory lies. Answers have to be the same tokens.
+they decode the same prompts, a token a step, and take turns step by step, so that what else the machine does meets all
+of them. Of a round the median of the steps' ratios counts, `--rounds` times in each of `--starts` processes, which
+differ by where memory lies. Answers have to be the same tokens.
 """
 
 import argparse
@@ -38,13 +38,14 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
                 decoding, room = self._scheduler.decoding(self.index), self._scheduler.step_tokens
                 self._drafting.propose(decoding, room, self._meter.now)
                 since = self._meter.now()
+            follower = following(self._follower)
+            self.plan = self._scheduler.plan(self.index, since, self._most_passes(follower, asked=asked))
 """,
-        "",
+        "            self.plan = self._scheduler.plan(self.index, since, self._most_passes(None, asked=False))\n",
     ),
     (
         _MICRO_BATCH,
-        """            follower = following(self._follower)
-            awake = follower is not None and follower.drafter.awake
+        """            awake = follower is not None and follower.drafter.awake
             every_row = follower is not None and follower.reads_rows
             step = build_step(self.plan, pool.block_size, self._buffers, pool.further, every_row=every_row)
 """,
@@ -52,9 +53,8 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
     ),
     (
         _MICRO_BATCH,
-        """            drafted = self.plan.supposed if self.plan.drafted else 0
-            told = {"drafted": drafted, "accepted": outcome.accepted_drafts} if drafted else NO_ARGS
-            self._meter.did(self.index, "sample", since, told)
+        """            outcome, x_RH = computed
+            drafted = self.plan.supposed if self.plan.drafted else 0
             passes = 0.0
             if follower is not None:
                 since = self._meter.now()
@@ -68,12 +68,19 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
                     ran = RanStep(step.tokens, drafted, seconds, mixed=not self.decode_only)
                     self.ran = ran._replace(passes=passes, verified=verified)
                 else:
-                    self._drafting.rest_steps(seconds, 1)
+                    self._drafting.rest_steps(seconds, outcome.passes)
 """,
-        """            self._meter.did(self.index, "sample", since)
+        """            outcome, _ = computed
             self._book(self.plan, outcome)
             self.decode_only = step.decodes == step.tokens
 """,
+    ),
+    (
+        _MICRO_BATCH,
+        """        told = {"drafted": plan.supposed, "accepted": outcome.accepted_drafts} if plan.drafted else NO_ARGS
+        self._meter.did(self.index, "sample", since, told)
+""",
+        '        self._meter.did(self.index, "sample", since)\n',
     ),
     (_MICRO_BATCH, " - 1 - plan.chunks[index].supposed for", " - 1 for"),
     (_MICRO_BATCH, "bool(plan.drafted) or any(", "any("),
@@ -114,6 +121,7 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
 """,
         "",
     ),
+    (_SCHEDULER, "most = 0 if drafted or not chunks", "most = 0 if not chunks"),
     (_SCHEDULER, "tuple(chunks), drafted, alone", "tuple(chunks), alone"),
     (_SCHEDULER, "in_flight = False\n            sequence.draft.clear()\n", "in_flight = False\n"),
     (
@@ -161,6 +169,7 @@ def node_of(folder: Path) -> tuple[Any, Any]:
         raise RuntimeError(f"{build.__file__} was imported, and not what is in {folder}")
     wanted = config.EngineConfig(max_model_len=1024, kv_blocks=4096, max_batch_tokens=1024, draft="off")
     made = build.colocated(config.ModelSource(str(ROOT / "configs" / "nano"), "nano"), wanted)
+    made.note_line(0, moving=True)  # a token a step
     sys.path.remove(str(folder))
     return made, import_module("afserve.engine.scheduling.request")
 

@@ -69,6 +69,7 @@ def test_a_sequence_goes_on_over_copies_of_its_blocks(name, backend, block_size,
     node = opened(
         name, tiny_checkpoint, backend, block_size=block_size, prefix_caching=False, max_batch_tokens=12
     )
+    node.note_line(0, moving=True)
     kv, rng, moves = node.kv, random.Random(name), 0
     for request in requests(prompts()):
         node.submit(request)
