@@ -7,7 +7,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.groups import groups_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-from afserve.kernels.ops import Ops
+from afserve.kernels.native_stack import NativeDecoder
 from tests.engine.driving import collect, config, drive, prompts
 
 ASKED = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
@@ -24,15 +24,15 @@ def test_layers_with_windows_have_blocks_of_their_own(checkpoint, monkeypatch):
     full, windowed = groups_of(spec, spec.layers, few)
     assert sorted((*full.layers, *windowed.layers)) == list(range(spec.layers))
     assert windowed.layers == spec.windowed_layers and windowed.blocks == 24
-    node, rows, run = colocated(source, few), [], Ops.run_stack
+    node, calls, decode = colocated(source, few), [], NativeDecoder.decode_tokens
 
-    def noted(ops, stack, x_TH, groups, *rest):
-        rows.append((len(x_TH), len(groups)))
-        return run(ops, stack, x_TH, groups, *rest)
+    def noted(decoder, token_S, groups, *rest):
+        calls.append(len(groups))
+        return decode(decoder, token_S, groups, *rest)
 
-    monkeypatch.setattr(Ops, "run_stack", noted)
+    monkeypatch.setattr(NativeDecoder, "decode_tokens", noted)
     assert collect(drive(node, asked)) == wanted
-    assert rows and {groups for _, groups in rows} == {2}, "no step was one call over both tables"
+    assert set(calls) == {2}, "no step was one call over both tables"
     assert node.stats().preemptions > 0
     again = [GenerationRequest(9 + one.handle, one.prompt_ids, ASKED) for one in asked]
     events = drive(node, again)

@@ -208,7 +208,8 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     ops = open_ops("cpu", threads, isa=grid.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
     most = (grid.steps + WARM) * (grid.turns + 1)
-    engine = AttentionSide(source, ops, max(grid.contexts) + 2 * max(grid.requests) + 2 * most)
+    longest = max(*grid.contexts, grid.prompt + grid.output) + 2 * max(*grid.requests, *grid.served)
+    engine = AttentionSide(source, ops, longest + 2 * most + served_steps(grid))
     bank = engine.bank()
     points = [AttentionPoint(engine, *point, grid.steps, grid.turns + 1) for point in grid.points()]
     calls = {
@@ -296,13 +297,21 @@ def wholes(engine: "AttentionSide", grid: Grid, halves: dict[int, float]) -> Ite
                 yield from point.rows()
 
 
+def served_steps(grid: Grid) -> int:
+    """That the engine by itself takes beside the served runs, at most."""
+    from afserve.cli.bench.stages import WARM
+    from afserve.engine.step.stack_runner import MOST_PASSES
+
+    return 2 * (grid.steps + WARM + 2 * MOST_PASSES) * (grid.rounds + 1)
+
+
 def serving(engine: "AttentionSide", bank: "AnyBank", grid: Grid, served: "Iterator[Turn]") -> Iterator[Row]:
     """The served runs' rows, and how much longer their steps are than those of the same engine by itself, measured
     right before and right after each: a machine's speed drifts by more than the control plane costs."""
     from afserve.cli.bench.stages import WARM, Decoding
     from afserve.comm.m2n.bank import LocalBankLink, LocalTicket
 
-    context, most = grid.prompt + grid.output // 2, 2 * (grid.steps + WARM) * (grid.rounds + 1)
+    context, most = grid.prompt + grid.output // 2, served_steps(grid)
     alone: dict[int, Decoding[LocalTicket]] = {}
     for requests in grid.served:
         alone[requests] = engine.decode_batch(LocalBankLink(bank), requests, context, most)

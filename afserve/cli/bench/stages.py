@@ -6,6 +6,7 @@ machine is in no part alone. A turn counts by its mean, because a run is the sum
 median is taken. This file knows no planner and no processes. Shapes: T tokens, H hidden, K top-k.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -49,21 +50,24 @@ class StepMeans:
 
 
 class Decoding(Generic[T]):
-    """A node all of whose sequences decode. `go` takes the next steps, as many in all as the node was made for."""
+    """A node all of whose sequences decode. `go` takes the next steps, as many in all as the node was made for; where
+    one call has several tokens, up to `MOST_PASSES` - 1 more."""
 
     def __init__(self, node: AttentionNode[T], clock: Clock) -> None:
         self._node, self._clock = node, clock
 
     def go(self, count: int) -> StepMeans:
-        node, before, begin = self._node, self._node.stats(), self._clock.now()
-        for _ in range(count):
-            while not _turn(node):
-                pass
+        """Raises RuntimeError where the sequences end before."""
+        node, before, begin, steps = self._node, self._node.stats(), self._clock.now(), 0
+        while steps < count:
+            steps += max(_turn(node).values(), default=0)
+            if not node.busy:
+                raise RuntimeError(f"requests ended after {steps} of {count} steps")
         seconds, after = self._clock.now() - begin, node.stats()
         return StepMeans(
-            seconds / count,
-            (after.under_way_seconds - before.under_way_seconds) / count,
-            (after.parked_seconds - before.parked_seconds) / count,
+            seconds / steps,
+            (after.under_way_seconds - before.under_way_seconds) / steps,
+            (after.parked_seconds - before.parked_seconds) / steps,
             after.dispatches - before.dispatches,
         )
 
@@ -105,7 +109,7 @@ class AttentionSide:
             node.submit(GenerationRequest(index, tuple(ids), params))
         started: set[int] = set()
         while len(started) < requests:
-            started |= _turn(node)
+            started |= _turn(node).keys()
         while not _turn(node):
             if not node.busy:
                 raise RuntimeError(
@@ -114,12 +118,12 @@ class AttentionSide:
         return node
 
 
-def _turn(node: AttentionNode[T]) -> set[int]:
-    """As a node's own loop takes it: one turn, and a park when nothing can go on. Who got a token."""
+def _turn(node: AttentionNode[T]) -> Counter[int]:
+    """As a node's own loop takes it: one turn, and a park when nothing can go on. Who got a token, and how many."""
     events = node.step()
     if node.stalled:
         node.wait(_PARK)
-    return {event.handle for event in events}
+    return Counter(event.handle for event in events for _ in event.token_ids)
 
 
 class AttentionPoint:
