@@ -163,9 +163,8 @@ class Policy:
         first, rest = self._mix.late_shares(window)
         if sum(seen.sizes) < _FULL * min(limits.budget, limits.most.total):
             minutes = self.rules.windows.short / _MINUTE
-            if (
-                not self._coming.rate.jumped
-            ):  # whoever comes before more nodes do would be late with any headroom
+            # In a burst, whoever comes before more nodes do would be late with any headroom.
+            if not self._coming.rate.jumped:
                 self.judge.read_room.note_late(max(load.first_late / load.first, first), load.first, minutes)
             self.judge.made_room.note_late(max(load.rest_late / load.ended, rest), load.ended, minutes)
 

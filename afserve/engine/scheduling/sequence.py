@@ -60,9 +60,7 @@ class Sequence:
     given: int = field(init=False)
     rank: tuple[int, int] = field(init=False)
     group: Group = field(init=False)
-    unread: bool = field(
-        init=False
-    )  # of its rows nobody wants anything but the likeliest token, min_tokens apart
+    unread: bool = field(init=False)  # of its rows but for the likeliest token, min_tokens apart
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.request.prompt_ids)

@@ -49,8 +49,10 @@ class PictureRows:
 
     def advance(self, now: Callable[[], float], *, idle: bool) -> bool:
         """Whether it has encoded a part of a tile: where the node is not `idle`, in half of the time at most."""
+        if not self._wanted:
+            return False
         begun = now()
-        if not self._wanted or (begun < self._rests_until and not idle):
+        if begun < self._rests_until and not idle:
             return False
         name, (tile, sequence) = next(iter(self._wanted.items()))
         if sequence.cancelled:  # another that needs it asks anew

@@ -94,11 +94,11 @@ class Tower:
         return torch.stack([_turned(q, turn_RE), _turned(k, turn_RE), v])
 
     @staticmethod
-    def _seen(q_HRE: Tensor, k_HCE: Tensor, v_HCE: Tensor) -> Encoding:
-        """Of all rows, head by head where a picture is large."""
-        (heads, rows, _), patches = q_HRE.shape, k_HCE.shape[1]
+    def _seen(q_HRE: Tensor, k_HCE: Tensor, v_HCE: Tensor) -> Generator[None, None, Tensor]:
+        """(H, R, E): what so many rows see of all, head by head where a picture is large."""
+        (heads, rows, _), every = q_HRE.shape, k_HCE.shape[1]
         y_HRE = torch.empty_like(q_HRE)
-        for some in _slices(heads, max(1, _PAIRS // (rows * patches))):
+        for some in _slices(heads, max(1, _PAIRS // (rows * every))):
             yield None
             given = q_HRE[None, some], k_HCE[None, some], v_HCE[None, some]
             y_HRE[some] = functional.scaled_dot_product_attention(*given)[0]

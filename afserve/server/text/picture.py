@@ -19,7 +19,7 @@ class Picture:
     tiles: Sequence[PictureTile]
 
 
-class Room:
+class PixelRoom:
     """Bytes of pixels that a request may still have. `name`: the field of the picture that takes them."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Cutter(Protocol):
     place: str
     mark: str
 
-    def cut_picture(self, image: "Image", room: Room) -> Picture:
+    def cut_picture(self, image: "Image", room: PixelRoom) -> Picture:
         """An upright picture in RGB. Raises RequestError about the field `room.name`."""
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from afserve.config_json import ConfigFields
 from afserve.errors import RequestError
 from afserve.server.bodies.fields import Fields
-from afserve.server.text.picture import Cutter, Picture, Room
+from afserve.server.text.picture import Cutter, Picture, PixelRoom
 from afserve.server.text.resizing import PictureResizer
 from afserve.server.text.tiling import TileCutter
 from afserve.tiles import EncoderSpec, PictureTile, TiledEncoderSpec, WholeEncoderSpec
@@ -53,7 +53,7 @@ class PictureReader:
         """Of parts of content with an `image_url`, in order. Raises RequestError for the first that is refused."""
         if len(parts) > MOST_PICTURES:
             raise RequestError.about("messages", f"{len(parts)} pictures, at most {MOST_PICTURES} are read")
-        room, found = Room(), list[Picture]()
+        room, found = PixelRoom(), list[Picture]()
         for part in parts:
             if self._cutter is None or self.refusal:
                 raise part.refusal("type", f"{part.get('type')!r} is not served, {self.refusal}")

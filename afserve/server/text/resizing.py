@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from afserve.config_json import ConfigFields
 from afserve.config_ranges import Range
 from afserve.errors import RequestError
-from afserve.server.text.picture import Picture, Room, tile_of
+from afserve.server.text.picture import Picture, PixelRoom, tile_of
 from afserve.tiles import WholeEncoderSpec
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class PictureResizer:
         self._most = _pixels(config, "max_pixels", _pixels(size, "longest_edge", 28 * 28 * 1280))
         self._spec = spec
 
-    def cut_picture(self, image: "Image", room: Room) -> Picture:
+    def cut_picture(self, image: "Image", room: PixelRoom) -> Picture:
         from PIL import Image
 
         wide, tall = image.size

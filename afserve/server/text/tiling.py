@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from afserve.config_json import ConfigFields
-from afserve.server.text.picture import Picture, Room, tile_of
+from afserve.server.text.picture import Picture, PixelRoom, tile_of
 from afserve.tiles import TiledEncoderSpec
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TileCutter:
             raise config.refuse("max_patches", f"is not a number of tiles up to {_MOST_TILES}")
         self._spec, self._canvases = spec, list(canvases(tiles))
 
-    def cut_picture(self, image: "Image", room: Room) -> Picture:
+    def cut_picture(self, image: "Image", room: PixelRoom) -> Picture:
         from PIL import Image
 
         spec, side = self._spec, self._spec.side
