@@ -121,7 +121,7 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
 """,
         "",
     ),
-    (_SCHEDULER, "most = 0 if drafted or not chunks", "most = 0 if not chunks"),
+    (_SCHEDULER, "if most_passes and chunks and not drafted:", "if most_passes and chunks:"),
     (_SCHEDULER, "tuple(chunks), drafted, alone", "tuple(chunks), alone"),
     (_SCHEDULER, "in_flight = False\n            sequence.draft.clear()\n", "in_flight = False\n"),
     (

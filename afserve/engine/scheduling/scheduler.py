@@ -157,10 +157,10 @@ class Scheduler:
         if guessed:
             self.blocks.spare(self._running.others(micro_batch), self.prompt_tokens)
             drafted = suppose_drafts(chunks, budget, self._limits.longest, self.blocks, self._shares)
-        waits = self.waiting or self.open.others_wait or self.open.moving or len(chunks) < self.running
-        most = 0 if drafted or not chunks else min(most_passes, 1) if waits else most_passes
-        passes = passes_of(chunks, most, self._limits.longest, self.blocks) if most else 0
-        alone = self.running == len(mine)
+        passes, alone = 0, self.running == len(mine)
+        if most_passes and chunks and not drafted:
+            waits = self.waiting or self.open.others_wait or self.open.moving or len(chunks) < self.running
+            passes = passes_of(chunks, 1 if waits else most_passes, self._limits.longest, self.blocks)
         return StepPlan(micro_batch, tuple(chunks), drafted, alone=alone, passes=passes) if chunks else None
 
     def decoding(self, micro_batch: int) -> list[Sequence]:
