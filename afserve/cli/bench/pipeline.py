@@ -56,7 +56,7 @@ class PipelineFlags:
         default=64, show_default=True, type=click.IntRange(1), help="Tokens of each prompt."
     )
     output_len: int = option(
-        default=64, show_default=True, type=click.IntRange(16), help="Tokens generated for each."
+        default=64, show_default=True, type=click.IntRange(32), help="Tokens generated for each."
     )
     threads: int = option(
         default=1, show_default=True, type=click.IntRange(1), help="Compute threads per node."

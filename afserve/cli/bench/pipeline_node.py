@@ -1,14 +1,16 @@
 """One node of a pipeline measurement, a process of its own that is driven by lines on its standard input.
 
-Started as a module with one JSON argument. An expert node prints its address. An attention node prints `ready`, decodes
-after the line `go`, and prints `steady` and `ending` where the counted part begins and ends. On the line `stats` either
-prints its counters so far; it ends with its input. Everything but the requests is what `afserve up` runs.
+Started as a module with one JSON argument. An attention node prints `ready`, decodes after the line `go`, and prints
+its counters where the counted part begins and where it ends. An expert node prints its address, and on a line with two
+times what it counted between them. Either ends with its input. Everything but the requests is what `afserve up` runs.
 """
 
 import json
 import select
 import sys
 import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -27,9 +29,13 @@ from afserve.engine.step.runner import T
 from afserve.kernels.ops import Ops, open_ops
 from afserve.placement.placement import Placement
 
+Counts = dict[str, float]  # seconds and calls by name, and `now`
+
 _WARM_TOKENS = 8  # of each sequence, before counting
 _LAST_TOKENS = 4  # of each, after it
-_LISTEN_SECONDS = 0.005  # how often a node looks whether it is asked something
+_LISTEN_SECONDS = (
+    0.02  # how often a node looks whether it is asked something, and an expert node notes its counters
+)
 _PARK = 0.02
 
 
@@ -99,27 +105,39 @@ class Questions:
         self._next = 0.0
         self.over = False
 
-    def asked(self) -> bool:
-        """True when somebody wants to know the counts."""
+    def due(self) -> bool:
         now = time.monotonic()
         if now < self._next:
             return False
         self._next = now + _LISTEN_SECONDS
+        return True
+
+    def asked(self) -> str:
+        """A line, or nothing."""
         if not select.select([sys.stdin], [], [], 0)[0]:
-            return False
-        self.over = not sys.stdin.readline()
-        return not self.over
+            return ""
+        line = sys.stdin.readline()
+        self.over = not line
+        return line
 
 
 def say(what: str) -> None:
     print(what, flush=True)
 
 
-def tell(stats: object) -> None:
+def counts(stats: object) -> Counts:
     """Whole counts and seconds, and the time."""
     found = {name: getattr(stats, name) for name in (f.name for f in fields(stats))}  # type: ignore[arg-type]
-    numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
-    say(json.dumps({**numbers, "now": time.monotonic()}))
+    numbers = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    return {**numbers, "now": time.monotonic()}
+
+
+def between(noted: Sequence[Counts], start: float, end: float) -> Counts:
+    """What was counted from the last note before `start` to the first behind `end`, so never less than was done."""
+    times = [one["now"] for one in noted]
+    first = noted[max(bisect_right(times, start) - 1, 0)]
+    last = noted[min(bisect_left(times, end), len(noted) - 1)]
+    return {key: last[key] - first[key] for key in last}
 
 
 def serve_experts(setup: Setup) -> None:
@@ -133,10 +151,12 @@ def serve_experts(setup: Setup) -> None:
     bank = build_expert_bank(setup.source, plan.held(setup.index), slots, expert_dtype=kept, ops=ops)
     node = ExpertNode(ExpertPort(end), bank, epoch=plan.epoch)
     say(address)
-    questions = Questions()
+    questions, noted = Questions(), [counts(node.stats())]
     while not questions.over:
-        if questions.asked():
-            tell(node.stats())
+        if questions.due():
+            noted.append(counts(node.stats()))
+            if asked := questions.asked():
+                say(json.dumps(between(noted, *map(float, asked.split()))))
         if not node.poll():
             node.wait(_PARK)
             node.poll()
@@ -155,24 +175,22 @@ def serve_attention(setup: Setup) -> None:
 
 
 def decode(setup: Setup, node: AttentionNode[T]) -> None:
-    """All sequences at once, from `go` on; then stays to be asked."""
+    """All sequences at once, from `go` on; then stays until the others have ended, too."""
     say("ready")
     sys.stdin.readline()
     params = SamplingParams(max_tokens=setup.output_len, temperature=0.0, ignore_eos=True)
     vocabulary = spec_of(setup.source).vocab_size
     for number, ids in enumerate(prompts(vocabulary, setup.batch, setup.prompt_len, setup.index)):
         node.submit(GenerationRequest(number, tuple(ids), params))
-    marks = [
-        (setup.batch * _WARM_TOKENS, "steady"),
-        (setup.batch * (setup.output_len - _LAST_TOKENS), "ending"),
-    ]
+    marks = [setup.batch * _WARM_TOKENS, setup.batch * (setup.output_len - _LAST_TOKENS)]
     tokens, questions = 0, Questions()
     while not questions.over:
-        if questions.asked():
-            tell(node.stats())
+        if questions.due():
+            questions.asked()
         tokens += sum(len(event.token_ids) for event in node.step())
-        if marks and tokens >= marks[0][0]:
-            say(marks.pop(0)[1])
+        if marks and tokens >= marks[0]:
+            say(json.dumps(counts(node.stats())))
+            del marks[0]
         if node.stalled:
             node.wait(_PARK)
         elif not node.busy:

@@ -1,4 +1,4 @@
-"""Starts the nodes of one pipeline measurement, reads their counters twice, and makes a row of the differences.
+"""Starts the nodes of one pipeline measurement, reads what they counted, and makes a row of it.
 
 A *bubble* is the share of the time in which a node had nothing to compute. *Hidden* is the share of the time that rows
 were under way during which their attention node computed something else.
@@ -8,27 +8,22 @@ import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from afserve.child import module
 from afserve.errors import PeerLost
 
 if TYPE_CHECKING:
-    from afserve.cli.bench.pipeline_node import Setup
+    from afserve.cli.bench.pipeline_node import Counts, Setup
 
 Row = dict[str, object]
-Counts = dict[str, float]
-MARKS = ("ready", "steady", "ending")  # what an attention node says by itself
 
 
 @dataclass(frozen=True, slots=True)
 class RunningNode:
-    """A running process. `_marks` are what it said by itself and nobody has waited for yet."""
-
     name: str
     process: "subprocess.Popen[str]"
-    _marks: list[str] = field(default_factory=list)
 
     def read_line(self) -> str:
         assert self.process.stdout is not None
@@ -42,15 +37,8 @@ class RunningNode:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def wait_mark(self, mark: str) -> None:
-        while mark not in self._marks:
-            self._marks.append(self.read_line())
-
-    def read_counts(self) -> Counts:
-        """The answer to `stats`."""
-        while (line := self.read_line()) in MARKS:
-            self._marks.append(line)
-        return cast(Counts, json.loads(line))
+    def read_counts(self) -> "Counts":
+        return cast("Counts", json.loads(self.read_line()))
 
 
 @contextmanager
@@ -95,36 +83,30 @@ def together(setup: "Setup") -> Row:
     return {"mode": "colocated", "micro_batches": 1, "tok_s": _rate(spent)}
 
 
-def _decode(fronts: Sequence[RunningNode], experts: Sequence[RunningNode]) -> list[Counts]:
-    """What each node has counted between the last start and the first end."""
+def _decode(fronts: Sequence[RunningNode], experts: Sequence[RunningNode]) -> "list[Counts]":
+    """What each attention node counted from its start to its end, and each expert node while any of them decoded."""
     for node in fronts:
-        node.wait_mark("ready")
+        node.read_line()
     for node in fronts:
         node.tell("go")
-    for node in fronts:
-        node.wait_mark("steady")
-    nodes = [*fronts, *experts]
-    before = _ask(nodes)
-    fronts[0].wait_mark("ending")
-    after = _ask(nodes)
-    return [{key: b[key] - a[key] for key in b} for a, b in zip(before, after, strict=True)]
+    starts = [node.read_counts() for node in fronts]
+    ends = [node.read_counts() for node in fronts]
+    spent = [{key: end[key] - start[key] for key in end} for start, end in zip(starts, ends, strict=True)]
+    start, end = min(one["now"] for one in starts), max(one["now"] for one in ends)
+    for node in experts:
+        node.tell(f"{start} {end}")
+    return spent + [node.read_counts() for node in experts]
 
 
-def _ask(nodes: Sequence[RunningNode]) -> list[Counts]:
-    for node in nodes:
-        node.tell("stats")
-    return [node.read_counts() for node in nodes]
-
-
-def _rate(fronts: Sequence[Counts]) -> float:
+def _rate(fronts: "Sequence[Counts]") -> float:
     return round(sum(one["generated_tokens"] / one["now"] for one in fronts), 1)
 
 
-def _figures(setup: "Setup", fronts: Sequence[Counts], experts: Sequence[Counts]) -> Row:
-    def total(nodes: Sequence[Counts], key: str) -> float:
+def _figures(setup: "Setup", fronts: "Sequence[Counts]", experts: "Sequence[Counts]") -> Row:
+    def total(nodes: "Sequence[Counts]", key: str) -> float:
         return sum(node[key] for node in nodes)
 
-    def bubble(nodes: Sequence[Counts]) -> float:
+    def bubble(nodes: "Sequence[Counts]") -> float:
         return round(1 - sum(node["busy_seconds"] / node["now"] for node in nodes) / len(nodes), 3)
 
     dispatches, calls = max(total(fronts, "dispatches"), 1), max(total(experts, "calls"), 1)
