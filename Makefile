@@ -59,7 +59,7 @@ test-all: setup
 check: setup
 	$(BIN)/python -m ruff format --check -q .
 	$(BIN)/python -m ruff check -q .
-	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy -n 2
 
 format: setup
 	$(BIN)/python -m ruff format -q .

@@ -57,4 +57,4 @@ def steps(device: str, wheels: Path, scale: float) -> list[Step]:
 def _tests(name: str) -> tuple[str, ...]:
     """Warnings of another torch or Triton than the pinned ones are no failures of the kernels."""
     path = f"tests/kernels/triton/{name}"
-    return ("-m", "pytest", path, "-q", "-n", "0", "-m", "not slow", "-o", "filterwarnings=default", "-rf")
+    return ("-m", "pytest", path, "-q", "-m", "not slow", "-o", "filterwarnings=default", "-rf")

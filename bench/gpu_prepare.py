@@ -20,7 +20,7 @@ PYTHON = "3.12"
 PLATFORMS = (*(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 27, 28, 31, 34)), "manylinux2014_x86_64")
 MOST = 60 << 20  # bytes of all wheels: what may be carried there
 THERE = ("torch", "numpy", "triton")  # with the machine's torch, and each of them large
-TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pybind11", "setuptools")
+TESTS = ("pytest", "pytest-timeout", "hypothesis", "pybind11", "setuptools")
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 TIME = 600
 
