@@ -32,11 +32,11 @@ moved:
 up: setup
 	@$(BIN)/python -m afserve up $(ARGS)
 
-# Tests that stop, race or time processes need the cores for themselves; the others share them between workers.
+# Tests that stop, race or time processes wait more than they compute: two of them have a core each. The others share both.
 test: setup
 ifeq ($(ARGS),)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" --workers $(WORKERS)
-	$(BIN)/python -m pytest --alone
+	$(BIN)/python -m pytest --alone --workers 2
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif
