@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import pytest
 from _pytest.runner import collect_one_node
@@ -26,8 +27,13 @@ from _pytest.runner import collect_one_node
 from tests.warm.process import code_of
 
 SECONDS = 60.0  # for a worker that is told to end
+SOON = 0.005  # seconds of a setup that nobody asks after: `--durations` shows none that is shorter
 _NUMBER = 2  # bytes of a file's number
 _encode = json.JSONEncoder().encode  # while a test has replaced `json.dumps`, too
+
+
+def _is_apart(known: logging.Logger | logging.PlaceHolder) -> TypeGuard[logging.Logger]:
+    return isinstance(known, logging.Logger) and not known.propagate
 
 
 def files_among(nodes: Sequence[pytest.Item | pytest.Collector]) -> Iterator[pytest.Item | pytest.Collector]:
@@ -71,6 +77,10 @@ class Beside:
     def pytest_collection(self, session: pytest.Session) -> bool:
         for name in self._imported:
             importlib.import_module(name)
+        for logger in filter(_is_apart, logging.root.manager.loggerDict.values()):
+            logger.propagate = (
+                True  # or pytest gives each of torch's sixty its handlers and takes them, six times a test
+            )
         session.perform_collect(genitems=False)
         return True
 
@@ -157,8 +167,9 @@ class Loop:
             case {"done": number}:
                 worker.file = None
                 self._done.add(number)
-            case {"test": name}:
-                worker.test = name
+            case {"test": name}:  # how many there are is not known: as many as files so far let expect
+                worker.test, self._told = name, self._told + 1
+                self._session.testscollected = max(1, self._told * len(self._files) // max(1, self._taken))
             case {"report": data}:
                 if isinstance(data["longrepr"], list):  # why a test is skipped; JSON has no tuples
                     data["longrepr"] = tuple(data["longrepr"])
@@ -171,9 +182,6 @@ class Loop:
         if isinstance(report, pytest.CollectReport):
             self._hook.pytest_collectreport(report=report)
         else:
-            if report.when == "setup":  # how many there are is not known: as many as files so far let expect
-                self._told += 1
-                self._session.testscollected = max(1, self._told * len(self._files) // max(1, self._taken))
             self._hook.pytest_runtest_logreport(report=report)
             if report.when == "teardown":
                 self._hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
@@ -277,12 +285,16 @@ class Work:
             gc.enable()
 
     def say(self, **words: Any) -> None:
-        self._pipe.write(_encode(words) + "\n")
+        """What has been reported since goes along."""
+        self._tell(words)
         self._pipe.flush()
 
     def report(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         config = self._session.config
-        self.say(report=config.hook.pytest_report_to_serializable(config=config, report=report))
+        self._tell({"report": config.hook.pytest_report_to_serializable(config=config, report=report)})
+
+    def _tell(self, words: Mapping[str, object]) -> None:
+        self._pipe.write(_encode(words) + "\n")
 
 
 class Relay:
@@ -296,7 +308,8 @@ class Relay:
         self._work.say(test=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._work.report(report)
+        if report.when != "setup" or not report.passed or report.duration > SOON:
+            self._work.report(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed or report.skipped:
