@@ -151,8 +151,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--alone") and not config.option.markexpr:
         config.option.markexpr = "alone and not long"
     if config.getoption("--workers"):
-        beside = Beside(config.getoption("--workers"), imported=("torch", "transformers.modeling_utils"))
-        config.pluginmanager.register(beside, "beside")
+        imported = ["afserve.launch.run.serving"]  # what it imports is two thirds of all modules
+        if not config.getoption("--alone"):
+            imported.append("transformers.modeling_utils")
+        config.pluginmanager.register(Beside(config.getoption("--workers"), imported), "beside")
 
 
 @pytest.hookimpl(wrapper=True)
