@@ -86,7 +86,7 @@ def _transformers(name: str, case: Case) -> None:
     import transformers
 
     from afserve.cli.bench.case import prompts
-    from afserve.cli.bench.peer import batch as generate
+    from bench.decode_peer import generate
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

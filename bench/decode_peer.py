@@ -1,12 +1,6 @@
-"""Measures transformers' `generate` on the same checkpoint and prompts, in a process of its own.
+"""transformers' `generate` for `bench.decode` and `bench.peers`, with the time of each of its tokens."""
 
-Started as a module with one JSON argument; prints one JSON row per batch size. Not imported by anything else.
-"""
-
-import json
-import sys
 import time
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,11 +8,11 @@ import transformers
 
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures
-from afserve.cli.bench.ours import peak_mib
-from afserve.cli.bench.report import BenchRow
+from afserve.launch.plan.models import CONFIGS
+from bench.decode_rows import BenchRow, peak_mib
 
 
-class TokenClock(transformers.LogitsProcessor):  # type: ignore[misc]
+class TokenClock(transformers.LogitsProcessor):
     """Called once per generated token, after its logits: the time a token exists."""
 
     def __init__(self) -> None:
@@ -29,7 +23,7 @@ class TokenClock(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores
 
 
-def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
+def generate(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
     clock, begin = TokenClock(), time.perf_counter()
     model.generate(
         ids,
@@ -42,19 +36,23 @@ def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
     return [Timeline(begin, tuple(clock.times))] * ids.shape[0]
 
 
-def main(case: Case) -> None:
+def measured_alone(case: Case) -> list[BenchRow]:
+    """On the same checkpoint and prompts as afserve, in a process that does nothing else."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(case.threads or torch.get_num_threads())
+    folder = CONFIGS / case.model if (CONFIGS / case.model).is_dir() else case.model
     begin = time.perf_counter()
-    model = transformers.AutoModelForCausalLM.from_pretrained(case.model, dtype="auto").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     ready = time.perf_counter() - begin
-    vocabulary = model.config.vocab_size
+    vocabulary, found = model.config.vocab_size, []
     with torch.inference_mode():
-        batch(model, torch.tensor(prompts(vocabulary, 2, case.prompt_len, -1)), 4)
+        generate(model, torch.tensor(prompts(vocabulary, 2, case.prompt_len, -1)), 4)
         for size in case.batches:
             runs = []
             for seed in range(case.repeats):
                 ids = torch.tensor(prompts(vocabulary, size, case.prompt_len, seed))
-                runs.append(figures(batch(model, ids, case.output_len)))
+                runs.append(figures(generate(model, ids, case.output_len)))
             row = BenchRow.of_runs(
                 size,
                 runs,
@@ -63,11 +61,5 @@ def main(case: Case) -> None:
                 peak_mib={"process": peak_mib()},
                 threads=torch.get_num_threads(),
             )
-            print(json.dumps(asdict(row)), flush=True)
-
-
-if __name__ == "__main__":
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    fields = json.loads(sys.argv[1])
-    main(Case(**{**fields, "batches": tuple(fields["batches"])}))
+            found.append(row)
+    return found
