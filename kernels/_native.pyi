@@ -172,6 +172,19 @@ class CachePair:
         bits: int,
     ) -> None: ...
 
+class HalfSteps:
+    def __init__(
+        self,
+        opening: Linear | None,
+        softplus: bool,
+        parallel: bool,
+        centred: bool,
+        clip: float,
+        norms: Sequence[int],
+        floats: Sequence[int],
+        experts: int,
+    ) -> None: ...
+
 class LayerWeights:
     def __init__(
         self,
@@ -185,6 +198,7 @@ class LayerWeights:
         bias: int,
         sinks: int,
         rule: Rule,
+        steps: HalfSteps | None,
     ) -> None: ...
 
 class AttentionHalf:
@@ -203,6 +217,79 @@ class AttentionHalf:
 class ExpertLayers:
     def __init__(self, engine: Engine, layers: Sequence[Experts], rows: int, sums: int) -> None: ...
 
+class FfnSteps:
+    def __init__(
+        self,
+        opening: Linear | None,
+        gating: Gating | None,
+        scale: float,
+        row_scale: float,
+        eps: float,
+        norms: Sequence[int],
+    ) -> None: ...
+
+class MixerArrays:
+    def __init__(
+        self, conv: int, bias: int, skip: int, rate: int, step: int, behind: int, norm: int
+    ) -> None: ...
+
+class MixerWeights:
+    def __init__(
+        self,
+        kind: int,
+        sizes: tuple[int, int, int, int, int],
+        down: Linear | None,
+        forget: Linear | None,
+        open: Linear | None,
+        out: Linear | None,
+        arrays: MixerArrays,
+        floor: float,
+        norm_groups: int,
+    ) -> None: ...
+
+class StateHalf:
+    def __init__(
+        self,
+        dtype: int,
+        hidden: int,
+        eps: float,
+        input_norm: int,
+        post_norm: int,
+        mixer: MixerWeights,
+        gate: Linear | None,
+        bias: int,
+        rule: Rule,
+    ) -> None: ...
+    def over(self, data: int, stride: int, blocks: int, block_size: int) -> AttentionHalf: ...
+    def begin(
+        self, engine: Engine, x: int, tokens: int, mixed: int, decay: int, beta: int, gate: int
+    ) -> None: ...
+    def end(
+        self,
+        engine: Engine,
+        x: int,
+        tokens: int,
+        read: int,
+        gate: int,
+        normed: int,
+        expert: int,
+        weight: int,
+    ) -> None: ...
+
+def convolve(
+    engine: Engine,
+    channels: int,
+    taps: int,
+    conv: int,
+    x: int,
+    out: int,
+    state: int,
+    stride: int,
+    blocks: int,
+    block_size: int,
+    batch: Batch,
+) -> None: ...
+
 class StackLayer:
     def __init__(
         self,
@@ -212,6 +299,7 @@ class StackLayer:
         experts: Experts | None,
         away: bool,
         group: int,
+        steps: FfnSteps | None,
     ) -> None: ...
 
 class Stack:
@@ -266,8 +354,11 @@ class Decoder:
         embed: int,
         vocabulary: int,
         last_norm: int,
+        last_bias: int,
+        centred: bool,
         eps: float,
-        logit_scale: float,
+        scales: tuple[float, float, float],
+        top: int,
         head: Linear,
     ) -> None: ...
     def decode(
@@ -280,7 +371,7 @@ class Decoder:
         stops: Sequence[Sequence[int]],
         drawn: int,
         expert: int,
-    ) -> tuple[int, float]: ...
+    ) -> tuple[int, float, bool]: ...
 
 class MlaShape:
     def __init__(
@@ -318,6 +409,7 @@ class MlaWeights:
         bias: int,
         rule: Rule,
         index: IndexerWeights | None,
+        steps: HalfSteps | None,
     ) -> None: ...
 
 class MlaLayer:
@@ -367,6 +459,32 @@ def add_sums(
 def add_rms_norm(
     engine: Engine, dtype: int, x: int, y: int, rows: int, size: int, weight: int, eps: float, out: int
 ) -> None: ...
+def open_rows(
+    engine: Engine,
+    dtype: int,
+    x: int,
+    rows: int,
+    heads: int,
+    size: int,
+    gate: int,
+    wide: bool,
+    softplus: bool,
+) -> None: ...
+def join_rows(
+    engine: Engine, dtype: int, gating: Gating, both: int, rows: int, inner: int, out: int
+) -> None: ...
+def centre_rows(
+    engine: Engine,
+    dtype: int,
+    x: int,
+    rows: int,
+    size: int,
+    weight: int,
+    bias: int,
+    eps: float,
+    out: int,
+) -> None: ...
+def cap_rows(engine: Engine, x: int, rows: int, size: int, cap: float) -> None: ...
 def gated(engine: Engine, dtype: int, wide: int, rows: int, size: int, out: int) -> None: ...
 def rope(
     engine: Engine,

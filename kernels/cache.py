@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.devices.device import Event
+from afserve.kernels.devices.memory_part import MemoryPart
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.formats.eight_bits import key_width
-from afserve.kernels.memory_part import MemoryPart
 from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_of
 

@@ -1,15 +1,19 @@
 """One decoder layer's attention half as values: its weights, what a backend made of them, and the two tied to a cache.
 
-Shapes: H hidden, A query heads, D head size, E experts, P positions.
+Shapes: T tokens, H hidden, A query heads, D head size or values, E experts or decays, P positions,
+C channels of a convolution, W its taps.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.indexer import BlockIndexer
 from afserve.kernels.packed import PackedLinear
+from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import LogScale
 from afserve.kernels.routing import RouterRule
 
@@ -137,3 +141,80 @@ class Half(NamedTuple):
     normed_TH: Tensor
     expert_TK: Tensor | None
     weight_TK: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixerParts:
+    """`down` makes all that a mixer reads of a row: of a rule, with its `delta`, queries, keys and values, and then by
+    `head` the gate, shares and decays; by `channel` shares, decays and the gate, or what `second` makes these two of;
+    by `sum` the gate and steps; of a convolution with its taps `conv_WC` the gate in front of it, the one behind it,
+    and values, and `bias_C` is added behind the taps. `rate_E` and `step_E` are float32, by decay; `floor` multiplies
+    sigmoids where there is one. `norm_D` is of each value, or by `sum` of all, in `norm_groups`."""
+
+    kind: Literal["head", "channel", "sum", "convolution"]
+    down: PackedLinear
+    out: PackedLinear
+    second: tuple[PackedLinear, ...] = ()
+    delta: DeltaLayer | None = None
+    rate_E: Tensor | None = None
+    step_E: Tensor | None = None
+    floor: float | None = None
+    norm_D: Tensor | None = None
+    norm_groups: int = 1
+    conv_WC: Tensor | None = None
+    bias_C: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """Without a `mixer` it is the norm before an FFN, which is `post_norm_H`, and the router. Without a router
+    `gate_EH` and `rule` are None."""
+
+    mixer: MixerParts | None
+    input_norm_H: Tensor
+    post_norm_H: Tensor
+    gate_EH: Tensor | None
+    bias_E: Tensor | None
+    gate_bias_E: Tensor | None
+    rule: RouterRule | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoundStates:
+    """A layer over the states of one cache. Only the backend reads `handle`, and holds what it points at."""
+
+    layer: StateLayer
+    cache_NBE: Tensor
+    handle: object
+
+
+class Begun(NamedTuple):
+    """What stands before the states: rows of a rule, or (T, C) float32 of a convolution, and the gate behind it."""
+
+    rows: DeltaRows | Tensor
+    gate_TD: Tensor
+
+
+class FusedStates(ABC):
+    """What a backend made of a layer, once at load."""
+
+    @abstractmethod
+    def bind(self, cache_NBE: Tensor) -> BoundStates:
+        """The same weights may be bound to several caches."""
+
+    @abstractmethod
+    def run_half(self, x_TH: Tensor, bound: BoundStates, batch: PagedBatch) -> Half:
+        """x_TH becomes, in place, the residual stream behind the mixer; states are read and written."""
+
+    @abstractmethod
+    def begin_half(self, x_TH: Tensor) -> Begun:
+        """Its first part, with the same bits, where somebody else moves the states."""
+
+    @abstractmethod
+    def end_half(self, x_TH: Tensor, read_TD: Tensor, gate_TD: Tensor) -> Half:
+        """Its last part: `read_TD` is float32, what was read of the states, and may be changed."""
+
+    @abstractmethod
+    def convolve(self, x_TC: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
+        """A convolution alone, (T, C) float32, with the bits of `run_half`."""

@@ -16,12 +16,13 @@ from afserve.kernels import _native, native_caches, native_fused, native_half, n
 from afserve.kernels.delta import RULES, DeltaLayer, DeltaRows
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.native_caches import attend, choose_rows, fits, last_plain, odd, pair_of
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_ggml import NativeGgml
 from afserve.kernels.native_half import HalfOverCache, batch_handle
 from afserve.kernels.native_products import CODES, FLOAT_CODE, NativeProducts, address, matrix, plain
+from afserve.kernels.native_steps import NativeRowSteps
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference_routed import choose
 from afserve.kernels.routing import RouterRule, Scoring, Selection
@@ -36,7 +37,7 @@ class Native(NativeProducts):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__(threads, isa)
-        self.ggml = NativeGgml()
+        self.ggml, self.steps = NativeGgml(), NativeRowSteps(self._engine)
         self._rules: dict[RouterRule, _native.Rule] = {}
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -210,7 +211,7 @@ class Native(NativeProducts):
         rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
         return PreparedGqa(layer, native_fused.fused_gqa(layer, gate, rule))
 
-    def _packed_gate(self, layer: GqaLayer | MlaLayer) -> _native.Linear | None:
+    def _packed_gate(self, layer: GqaLayer | MlaLayer | StateLayer) -> _native.Linear | None:
         """None when the rows' dtype would lose bits of the gate."""
         dtype, gate_EH = layer.input_norm_H.dtype, layer.gate_EH
         if dtype not in CODES or gate_EH is None:
@@ -274,6 +275,14 @@ class Native(NativeProducts):
             self.fallbacks.record_fallback("mla_half", odd(x_TH, bound.cache_NBC))
             return None
         return native_half.run(self._engine, handle, x_TH, batch)
+
+    def prepare_states(self, layer: StateLayer) -> FusedStates | None:
+        gate = self._packed_gate(layer)
+        if reason := native_half.why_not_states(layer, gate):
+            self.fallbacks.record_fallback("state_half", reason)
+            return None
+        rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
+        return native_half.fused_states(self._engine, layer, gate, rule)
 
     def stack_layers(self, layers: Sequence[StackLayer]) -> Stack | None:
         return native_stack.stack_of(self._engine, tuple(layers))

@@ -3,7 +3,7 @@
 They are called by `native_half.py`. This file knows addresses, and no fallback: single ops run for what is named here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, float32
@@ -13,6 +13,7 @@ from afserve.kernels.indexer import Indexer
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.native_products import CODES, address, plain
+from afserve.kernels.native_steps import half_steps, odd_steps
 from afserve.kernels.routing import Scoring
 
 MOST_HEAD = 1024  # elements of a head
@@ -49,12 +50,21 @@ def why_not_gqa(layer: GqaLayer, gate: _native.Linear | None) -> str:
         return "norms with gaps"
     if layer.head_dim > MOST_HEAD:
         return f"heads of {layer.head_dim} elements"
-    steps = replace(layer.steps, late=False)
-    if steps.names():
-        return steps.names()
+    if odd := odd_steps(layer.steps, dtype):
+        return odd
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
-    return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
+    return _odd_gate(layer, gate)
+
+
+def _odd_gate(layer: GqaLayer | MlaLayer, gate: _native.Linear | None) -> str:
+    """A gate that the rows' dtype can't hold is multiplied as it is, without a bias."""
+    biased = layer.rule is not None and gate is None and layer.gate_bias_E is not None
+    return f"a gate with a bias that {layer.input_norm_H.dtype} can't hold" if biased else ""
+
+
+def _wide(layer: GqaLayer | MlaLayer, gate: _native.Linear | None) -> Tensor | None:
+    return None if gate is not None or layer.rule is None else layer.gate_EH
 
 
 def fused_gqa(layer: GqaLayer, gate: _native.Linear | None, rule: _native.Rule) -> FusedGqa:
@@ -69,12 +79,14 @@ def fused_gqa(layer: GqaLayer, gate: _native.Linear | None, rule: _native.Rule) 
     )
     norms = [address(x) for x in (layer.input_norm_H, layer.q_norm_D, layer.k_norm_D, layer.post_norm_H)]
     first, of_q, of_k, last = norms
+    steps, held = half_steps(layer.steps, _wide(layer, gate))
     weights = _native.LayerWeights(
-        first, of_q, of_k, last, qkv, out, gate, address(bias_E), address(sink_A), rule
+        first, of_q, of_k, last, qkv, out, gate, address(bias_E), address(sink_A), rule, steps
     )
     code, tables = CODES[layer.input_norm_H.dtype], (address(cos_PD), address(sin_PD))
     return FusedGqa(
-        _native.GqaLayer(code, shape, weights, *tables, cos_PD.shape[0]), (cos_PD, sin_PD, bias_E, sink_A)
+        _native.GqaLayer(code, shape, weights, *tables, cos_PD.shape[0]),
+        (cos_PD, sin_PD, bias_E, sink_A, *held),
     )
 
 
@@ -95,15 +107,15 @@ def why_not_mla(layer: MlaLayer, gate: _native.Linear | None) -> str:
         return "norms with gaps"
     if layer.rank + layer.rope > MOST_LATENT:
         return f"latents of {layer.rank + layer.rope} elements"
-    if layer.steps.names():
-        return layer.steps.names()
+    if odd := odd_steps(layer.steps, dtype):
+        return odd
     if layer.borrows or not layer.rope:
         return "latents of another layer" if layer.borrows else "latents without a rotary key"
     if layer.rule and layer.rule.scoring not in SCORINGS:
         return f"scoring {layer.rule.scoring.value}"
     if layer.indexer is not None and (odd := _odd_indexer(layer.indexer, dtype)):
         return odd
-    return f"a gate that {dtype} can't hold" if layer.rule and not gate else ""
+    return _odd_gate(layer, gate)
 
 
 def fused_mla(layer: MlaLayer, gate: _native.Linear | None, rule: _native.Rule) -> FusedMla:
@@ -123,20 +135,25 @@ def fused_mla(layer: MlaLayer, gate: _native.Linear | None, rule: _native.Rule) 
         layer.indexer is not None and layer.indexer.interleaved,
         layer.reuses,
     )
+    steps, held = half_steps(layer.steps, _wide(layer, gate))
     made = _native.MlaLayer(
         CODES[layer.input_norm_H.dtype],
         shape,
-        _latent_weights(layer, gate, bias_E, rule),
+        _latent_weights(layer, gate, bias_E, rule, steps),
         cos_PD.data_ptr(),
         sin_PD.data_ptr(),
         cos_PD.shape[0],
         layer.interleaved,
     )
-    return FusedMla(made, (cos_PD, sin_PD, bias_E))
+    return FusedMla(made, (cos_PD, sin_PD, bias_E, *held))
 
 
 def _latent_weights(
-    layer: MlaLayer, gate: _native.Linear | None, bias_E: Tensor | None, rule: _native.Rule
+    layer: MlaLayer,
+    gate: _native.Linear | None,
+    bias_E: Tensor | None,
+    rule: _native.Rule,
+    steps: _native.HalfSteps | None,
 ) -> _native.MlaWeights:
     down, out, up_k, up_v = layer.down.handle, layer.out.handle, layer.up_k.handle, layer.up_v.handle
     q_up = None if layer.q_up is None else layer.q_up.handle
@@ -150,7 +167,7 @@ def _latent_weights(
         layer.post_norm_H.data_ptr(),
     )
     index = None if layer.indexer is None else _index_weights(layer.indexer)
-    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule, index)
+    return _native.MlaWeights(norms, down, q_up, up_k, up_v, out, gate, address(bias_E), rule, index, steps)
 
 
 def _odd_indexer(indexer: Indexer, dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ from afserve.kernels import _native, native_half
 from afserve.kernels.checks import expect_shape
 from afserve.kernels.indexer import chosen_batch
 from afserve.kernels.native_products import address, plain
-from afserve.kernels.packed import PackedLinear
+from afserve.kernels.native_steps import ffn_steps, fits, linear_of
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import (
     Decoded,
@@ -56,7 +56,7 @@ def _native_layer(layer: StackLayer) -> _native.StackLayer | None:
         return None
     first = second = experts = None
     if layer.ffn is not None:
-        first, second = _linear(layer.ffn[0], half.dtype), _linear(layer.ffn[1], half.dtype)
+        first, second = linear_of(layer.ffn[0], half.dtype), linear_of(layer.ffn[1], half.dtype)
         if first is None or second is None:
             return None
     if layer.experts is not None:
@@ -64,13 +64,10 @@ def _native_layer(layer: StackLayer) -> _native.StackLayer | None:
         if not isinstance(handle, _native.Experts) or layer.experts.dtype is not half.dtype:
             return None
         experts = handle
-    return _native.StackLayer(half.half, first, second, experts, layer.away, layer.group)
-
-
-def _linear(packed: PackedLinear, dtype: torch.dtype) -> _native.Linear | None:
-    """The library's map, if it is one for such rows."""
-    handle = packed.handle
-    return handle if isinstance(handle, _native.Linear) and packed.dtype is dtype else None
+    steps = None if layer.steps is None else ffn_steps(layer.steps, half.dtype)
+    if steps is None and layer.steps is not None:
+        return None
+    return _native.StackLayer(half.half, first, second, experts, layer.away, layer.group, steps)
 
 
 class NativeStack(Stack):
@@ -130,7 +127,7 @@ class NativeStack(Stack):
     def chain_drafts(self, parts: PredictorParts) -> DraftChain | None:
         if self._rows:
             return None
-        join, head = _linear(parts.join, self._dtype), _linear(parts.head, self._dtype)
+        join, head = linear_of(parts.join, self._dtype), linear_of(parts.head, self._dtype)
         rows = (parts.embed_VH, parts.embedding_norm_H, parts.hidden_norm_H, parts.last_norm_H)
         alike = all(one.dtype is self._dtype and one.is_contiguous() for one in rows)
         if join is None or head is None or not alike or len(parts.embed_VH) != parts.head.outputs:
@@ -150,12 +147,14 @@ class NativeStack(Stack):
         return NativeChain(self._engine, self, made, parts, self._top_k)
 
     def open_decoder(self, parts: DecoderParts) -> StepDecoder | None:
-        head, embed_VH, norm_H = _linear(parts.head, self._dtype), parts.embed_VH, parts.last_norm_H
-        alike = all(one.dtype is self._dtype and one.is_contiguous() for one in (embed_VH, norm_H))
-        if self._rows or head is None or not alike or len(embed_VH) != parts.head.outputs:
+        head, embed_VH, norm_H = linear_of(parts.head, self._dtype), parts.embed_VH, parts.last_norm_H
+        alike = all(fits(one, self._dtype) for one in (embed_VH, norm_H, parts.last_bias_H))
+        if head is None or not alike or len(embed_VH) != parts.head.outputs:
             return None
-        ends = embed_VH.data_ptr(), len(embed_VH), norm_H.data_ptr()
-        made = _native.Decoder(self._stack, *ends, parts.eps, parts.logit_scale, head)
+        norms = norm_H.data_ptr(), address(parts.last_bias_H), parts.centred
+        ends = embed_VH.data_ptr(), len(embed_VH), *norms
+        scales = parts.embedding_scale, parts.logit_scale, parts.logit_cap or 0.0
+        made = _native.Decoder(self._stack, *ends, parts.eps, scales, self._rows, head)
         return NativeDecoder(self._engine, self, made, parts, (self._moe_layers, self._top_k))
 
 
@@ -186,7 +185,7 @@ class NativeDecoder(StepDecoder):
         expect_shape("token_S", token_S, (sequences,))
         token_PS = torch.empty((passes, sequences), dtype=torch.int32)
         expert_PLSK = torch.empty((passes, layers, sequences, top_k), dtype=torch.int32)
-        done, seconds = self._decoder.decode(
+        done, seconds, spoiled = self._decoder.decode(
             self._engine,
             [native_half.batch_handle(batch) for batch in groups],
             block_sizes,
@@ -196,7 +195,7 @@ class NativeDecoder(StepDecoder):
             token_PS.data_ptr(),
             expert_PLSK.data_ptr(),
         )
-        return Decoded(token_PS[:done], expert_PLSK[:done], seconds)
+        return Decoded(token_PS[:done], expert_PLSK[:done], seconds, spoiled)
 
 
 class NativeChain(DraftChain):

@@ -42,7 +42,7 @@ from afserve.kernels.packing import Packing
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
-from afserve.kernels.stack import BoundLayer, Exchange, Stack, Stacked
+from afserve.kernels.stack import Exchange, Stack, Stacked
 
 
 class Ops:
@@ -60,10 +60,10 @@ class Ops:
         self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
-        self.choose_rows = backend.choose_rows  # indexer.py
+        self.prepare_states = backend.prepare_states
+        self.choose_rows, self.steps = backend.choose_rows, backend.steps  # indexer.py, row_steps.py
 
     def explain(self) -> str:
-        """One line for the start of a run: which path the ops take here."""
         return self._backend.explain() + (f" ({self._reason})" if self._reason else "")
 
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -235,7 +235,7 @@ class Ops:
         seen_TO = latent_seen_of_ops(self._backend, x_TH, bound, batch)
         return self._backend.logits(seen_TO, bound.layer.out)
 
-    def join_half(self, x_TH: Tensor, bound: BoundLayer, attended_TH: Tensor) -> Half:
+    def join_half(self, x_TH: Tensor, bound: BoundGqa | BoundMla, attended_TH: Tensor) -> Half:
         """An attention half from its output projection on: `attended_TH`, rounded once, is added to x_TH in place; then
         norm and router."""
         expect_shape("attended_TH", attended_TH, x_TH.shape)

@@ -23,7 +23,7 @@ from afserve.kernels.formats.scaled import BlockScaled, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rounded, rounded_weight
 from afserve.kernels.indexer import choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
+from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.packed import (
     Biases,
     ExpertShape,
@@ -35,6 +35,7 @@ from afserve.kernels.packed import (
 from afserve.kernels.paged import PagedBatch, sequences, visible
 from afserve.kernels.reference_routed import choose, sums_by_choice, sums_by_slot
 from afserve.kernels.routing import RouterRule
+from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
 
 CPU = torch.device("cpu")
@@ -43,12 +44,12 @@ CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 class Reference:
     """Off the CPU no op waits for the device, if the batch has its host integers. `holds_fp8`: whether slots of experts
-    for rows of a dtype can keep e4m3 blocks, which are multiplied as they are. `ggml`: what packs weights of ggml's
-    types, if anything does."""
+    for rows of a dtype keep e4m3 blocks, multiplied as they are. `ggml` packs weights of ggml's types."""
 
     name = "torch"
     isa = ""  # the instruction set, of a native library
     ggml: GgmlPacking | None = None
+    steps = RowSteps()
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
@@ -58,17 +59,14 @@ class Reference:
         return False
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
-        """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`; elsewhere it keeps the
-        same values in `dtype`."""
+        """Whether `empty_experts(..., int8=True)` takes a byte per weight, for rows of `dtype`."""
         return False
 
     def holds_int4(self, dtype: torch.dtype) -> bool:
-        """Whether `empty_experts(..., int4=groups)` takes half a byte per weight, for rows of `dtype`; elsewhere it
-        keeps the same values in `dtype`."""
+        """The same of `empty_experts(..., int4=groups)` and half a byte per weight."""
         return False
 
     def explain(self) -> str:
-        """What computes here, for one line at the start of a run."""
         return f"PyTorch {torch.__version__}"
 
     def pack_linear(
@@ -151,8 +149,7 @@ class Reference:
         return weight_H * x.to(x_TH.dtype)
 
     def layer_norm(self, x_TH: Tensor, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        wide_bias = None if bias_H is None else bias_H.float()
-        return F.layer_norm(x_TH.float(), weight_H.shape, weight_H.float(), wide_bias, eps).to(x_TH.dtype)
+        return self.steps.centre_rows(x_TH, weight_H, bias_H, eps)
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         x_TH += y_TH
@@ -294,15 +291,16 @@ class Reference:
         return None
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
-        """`prepare_gqa` for a layer with a latent."""
         return PreparedMla(layer)
 
     def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
         return BoundMla(prepared.layer, cache_NBC, index_NBI=index_NBI)
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
-        """`gqa_half` for a layer with a latent (half_latent.py)."""
-        return None
+        return None  # half_latent.py
+
+    def prepare_states(self, layer: StateLayer) -> FusedStates | None:
+        return None  # mixers of single ops run
 
     def borrow_core(self, memory_B: Tensor | None, offset: int = 0) -> bool:
         """From now on one more thread computes on the core of another node of this host, while that one lends it:

@@ -12,11 +12,11 @@ from typing import NamedTuple, NewType
 from torch import Tensor
 
 from afserve.kernels.latent import BoundMla
-from afserve.kernels.layer import BoundGqa
-from afserve.kernels.packed import PackedExperts, PackedLinear
+from afserve.kernels.layer import BoundGqa, BoundStates
+from afserve.kernels.packed import Gating, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 
-BoundLayer = BoundGqa | BoundMla
+BoundLayer = BoundGqa | BoundMla | BoundStates
 Exchange = NewType("Exchange", object)
 """The data plane's way to experts that are away, for one micro-batch. Only the native library reads it."""
 LayeredExperts = NewType("LayeredExperts", object)
@@ -24,16 +24,35 @@ LayeredExperts = NewType("LayeredExperts", object)
 
 
 @dataclass(frozen=True, slots=True)
+class FfnSteps:
+    """What few families do behind an attention half. `gating` stands in SwiGLU's place in `ffn`; the sigmoid of a
+    number that `opening` makes of a row, and `shared_scale`, multiply what the shared expert gives. Norms are of the
+    row that it reads, of what it gives, of what experts give, and of all that is added, for which these are added
+    together where there is one of the last two. `row_scale` multiplies the row behind the layer."""
+
+    eps: float
+    opening: PackedLinear | None = None
+    gating: Gating | None = None
+    shared_scale: float = 1.0
+    row_scale: float = 1.0
+    before_shared_H: Tensor | None = None
+    after_shared_H: Tensor | None = None
+    after_routed_H: Tensor | None = None
+    after_H: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StackLayer:
     """`ffn` is gate over up, and down: a dense layer's FFN, or the shared expert of a layer with `experts`, if it has
-    one. Expert e is in slot e. `away`: the layer has experts, on other nodes. `group`: whose block table it
-    reads."""
+    one, and None too in a layer that is attention alone. Expert e is in slot e. `away`: the layer has experts, on other
+    nodes. `group`: whose block table it reads."""
 
     half: BoundLayer
     ffn: tuple[PackedLinear, PackedLinear] | None
     experts: PackedExperts | None
     away: bool = False
     group: int = 0
+    steps: FfnSteps | None = None
 
     @property
     def routes(self) -> bool:
@@ -81,18 +100,23 @@ class DecoderParts:
 
     embed_VH: Tensor
     last_norm_H: Tensor
+    last_bias_H: Tensor | None
+    centred: bool
     head: PackedLinear
     eps: float
+    embedding_scale: float
     logit_scale: float
+    logit_cap: float | None
 
 
 class Decoded(NamedTuple):
     """By pass and sequence the likeliest token, of those passes that gave every sequence one; what the routers chose
-    (int32), and the seconds that shared and routed experts took."""
+    (int32), and the seconds that shared and routed experts took. `spoiled`: a pass behind them did not."""
 
     token_PS: Tensor
     expert_PLSK: Tensor
     ffn_seconds: float
+    spoiled: bool
 
 
 class StepDecoder(ABC):
@@ -109,7 +133,8 @@ class StepDecoder(ABC):
     ) -> Decoded:
         """`groups` are the first pass, of which each sequence has one row (its token is int64), by KV group; their
         block tables have room for all passes. The pass that gives a sequence one of its `stops` is the last one, and
-        the call ends before one in which a row or a logit is not finite; keys and values may be written of that. Raises
+        the call ends before one in which a row or a logit is not finite; keys, values and states may be written of
+        that, and a state of before is lost then. Raises
         IndexError for a token, a position or a block that there is not."""
 
 

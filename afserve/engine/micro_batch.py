@@ -163,10 +163,10 @@ class MicroBatch(Generic[T]):
     ) -> Generator[T | Fetch | None, None, tuple[_Outcome, Tensor] | None]:
         """What it gave, and the rows of its last layer, none of a step of several passes; None where it ended in the
         middle."""
-        if plan.passes and (decoded := self._decode(plan, step)) is not None:
-            return decoded, step.token_T[:0]
-        self._pass_time.other_step()
         try:
+            if plan.passes and (decoded := self._decode(plan, step)) is not None:
+                return decoded, step.token_T[:0]
+            self._pass_time.other_step()
             run: StepRun[T] | None = self._runner.run_step(step)
             while run is not None:
                 x_RH = yield from self._in_pauses(run) if step.ahead else run

@@ -8,6 +8,7 @@ from torch import Tensor, float32
 
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import convolve_rows
+from afserve.kernels.layer import MixerParts
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.models.halves import LayerTensors
@@ -29,6 +30,10 @@ class ConvolutionMixer:
         self._out = tensors.dense.linear(tensors.weight(f"{stem}.out_proj.weight", h, channels), bias_O=out)
         self._conv_WC = linear("conv.weight", channels, 1, a.taps)[:, 0].T.float().contiguous()
         self._bias_C = linear("conv.bias", channels).to(float32) if a.qkv_bias else None
+
+    @property
+    def parts(self) -> MixerParts:
+        return MixerParts("convolution", self._in, self._out, conv_WC=self._conv_WC, bias_C=self._bias_C)
 
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         """A gate before the convolution, and one behind it."""

@@ -16,7 +16,6 @@ from afserve.kernels.cache import KeptShape, LayerCache
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts, PackedLinear
-from afserve.kernels.pointwise import capped
 from afserve.kernels.stack import DecoderParts, DraftChain, Stack, StackLayer, StepDecoder
 from afserve.models.attention import load_attention
 from afserve.models.beside import DraftHead, TargetParts
@@ -75,15 +74,12 @@ class DecoderLayer:
     ) -> StackLayer | None:
         """The whole layer, given the experts of every MoE layer, or none where these are away, and the group of its KV;
         None where an op of it is none of a stack's."""
-        lone = self.moe_number is None and self._ffn.maps is None
         zero = self._moe is not None and self._moe.zero_experts
-        odd = lone or zero or self.late or self._latent is not None or self._row_scale != 1.0
-        if half.bound is None or not self._ffn.is_plain or odd:
+        if half.bound is None or zero or self.late or self._latent is not None or self._ffn.splits:
             return None
-        maps = self._ffn.maps
-        if self.moe_number is None or experts is None:
-            return StackLayer(half.bound, maps, None, away=self.moe_number is not None, group=group)
-        return StackLayer(half.bound, maps, experts[self.moe_number], group=group)
+        own = experts[self.moe_number] if experts is not None and self.moe_number is not None else None
+        away, steps = self.moe_number is not None and own is None, self._ffn.steps(self._row_scale)
+        return StackLayer(half.bound, self._ffn.maps, own, away, group, steps)
 
     def local_ffn(self, normed_TH: Tensor, x_TH: Tensor) -> Tensor | None:
         """The shared expert of an MoE layer, or a dense layer's FFN; None when there is neither. `x_TH` is the residual
@@ -251,10 +247,11 @@ class AttentionModel:
     def step_decoder(self, stack: Stack) -> StepDecoder | None:
         """Greedy steps in one call, by a `stack` of all layers; None where the kernels have no such."""
         around, embed_VH = self.spec.around, self._embed_VH
-        odd = self._table is not None or around.centred or not self._plain_ends
-        if self._head is None or odd or not isinstance(embed_VH, Tensor):
+        if self._head is None or self._table is not None or not isinstance(embed_VH, Tensor):
             return None
-        ends = DecoderParts(embed_VH, self._norm, self._head, self.spec.eps, around.logit_scale)
+        scales = around.embedding_scale, around.logit_scale, around.logit_cap
+        norm = self._norm, self._norm_bias, around.centred
+        ends = DecoderParts(embed_VH, *norm, self._head, self.spec.eps, *scales)
         return stack.open_decoder(ends)
 
     @property
@@ -292,7 +289,7 @@ class AttentionModel:
         if scale != 1.0:
             logits_RV.mul_(scale)
         cap = self.spec.around.logit_cap
-        return logits_RV if cap is None else capped(logits_RV, cap)
+        return logits_RV if cap is None else self.ops.steps.cap_rows(logits_RV, cap)
 
     def pooled(self, x_H: Tensor) -> Tensor:
         """A row after the final norm, as a float32 vector of length 1, on the host. Row by row, so that it does not

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
+from afserve.kernels.layer import MixerParts
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.pointwise import sigmoid, silu, softplus
@@ -35,6 +36,11 @@ class DeltaMixer:
         self._step_V = wide.linear("dt_bias", a.heads)
         self._norm_D = tensors.linear("norm.weight", a.value_dim)
         self._out = tensors.dense.linear(tensors.linear("out_proj.weight", h, self._values))
+
+    @property
+    def parts(self) -> MixerParts:
+        decays = self._layer, self._rate_V, self._step_V
+        return MixerParts("head", self._down, self._out, (), *decays, None, self._norm_D)
 
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops, heads = self._ops, self._shape.value_heads
@@ -82,6 +88,13 @@ class ChannelDeltaMixer:
             tensors.weight(f"{stem}.{tensors.naming.out}.weight", h, a.heads * a.value_dim)
         )
 
+    @property
+    def parts(self) -> MixerParts:
+        decays = self._layer, self._rate_E, self._step_E
+        return MixerParts(
+            "channel", self._down, self._out, tuple(self._second), *decays, self._floor, self._norm_D
+        )
+
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops = self._ops
         mixed_TC, beta_TV, forget, gate = ops.linear(x_TH, self._down).split(self._widths, 1)
@@ -109,7 +122,6 @@ class MambaMixer:
         shape, stem = _shape_of(a), tensors.naming.linear
         self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
         keys, _, values = shape.widths
-        keys, _, values = shape.widths
         self._widths, self._groups = (shape.channels, values, a.heads), a.kv_heads
         first = torch.arange(shape.channels)  # as checkpoints have it: values, keys, queries
         order_C = torch.cat((first[-keys:], first[values:-keys], first[:values]))
@@ -128,6 +140,11 @@ class MambaMixer:
         if a.out_scale != 1.0:
             out = tensors.linear("out_proj.weight", h, values) * a.out_scale
         self._out = tensors.dense.linear(out)
+
+    @property
+    def parts(self) -> MixerParts:
+        decays = self._layer, self._rate_V, self._step_V
+        return MixerParts("sum", self._down, self._out, (), *decays, None, self._norm, self._groups)
 
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops = self._ops

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache, StateShape
-from afserve.kernels.layer import Half
+from afserve.kernels.layer import BoundStates, Half, MixerParts, StateLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.stack import BoundLayer
@@ -146,24 +146,45 @@ def norm_weights(source: WholeTensors, name: str, size: int, dtype: torch.dtype,
     return (source.tensor(name, (size,), torch.float32) + 1.0).to(dtype)
 
 
+def state_layer(
+    parts: MixerParts | None, norms: tuple[Tensor, Tensor], router: Router | None, eps: float
+) -> StateLayer:
+    """As kernels are told of it."""
+    if router is None:
+        return StateLayer(parts, *norms, None, None, None, None, eps)
+    return StateLayer(parts, *norms, router.gate_EH, router.bias_E, router.gate_bias_E, router.rule, eps)
+
+
 class FfnAlone:
     """The half of a layer that has no attention: the norm before its FFN, and the router. It keeps nothing."""
 
     keeps = StateShape(0)
-    bound = None
 
     def __init__(self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, router: Router | None) -> None:
         self._ops, self._router, self._eps = ops, router, spec.eps
-        self._norm = tensors.norm(tensors.naming.post_norm, spec.hidden)
+        self._norm = norm_H = tensors.norm(tensors.naming.post_norm, spec.hidden)
+        self._fused = ops.prepare_states(state_layer(None, (norm_H, norm_H), router, spec.eps))
 
     def bind(self, cache: LayerCache) -> BoundHalf:
-        return self
+        (nothing,) = cache
+        return BoundFfn(self, None if self._fused is None else self._fused.bind(nothing))
 
-    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+    def run(self, x_TH: Tensor, bound: BoundStates | None, batch: PagedBatch) -> Half:
         """The residual stream stays as it is."""
+        if bound is not None and self._fused is not None:
+            return self._fused.run_half(x_TH, bound, batch)
         ops, router = self._ops, self._router
         normed_TH = ops.rms_norm(x_TH, self._norm, self._eps)
         if router is None:
             return Half(normed_TH, None, None)
         routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
         return Half(normed_TH, *routed)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundFfn:
+    half: FfnAlone
+    bound: BoundStates | None
+
+    def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
+        return self.half.run(x_TH, self.bound, batch)

@@ -3,7 +3,7 @@
 It knows its weights and the kernels, no residual stream but what it is given. Shapes: T tokens, H hidden, I inner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from afserve.families.pattern.naming import bias_of
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import Gating, PackedLinear
-from afserve.kernels.pointwise import sigmoid
+from afserve.kernels.stack import FfnSteps
 from afserve.models.experts import gating_of
 from afserve.models.halves import LayerTensors, Part, SplitLoading
 from afserve.spec import ModelSpec
@@ -69,10 +69,24 @@ class LocalFfn:
         self._scale = ffn.shared_scale if isinstance(ffn, MoeSpec) else 1.0
 
     @property
-    def is_plain(self) -> bool:
-        """Whether `maps` and a sum are all of it."""
-        odd = (self._gate, self._apart, self._after_H, self._gating if self.maps else None, self._split)
-        return all(one is None for one in odd) and self._scale == 1.0
+    def splits(self) -> bool:
+        return self._split is not None
+
+    def steps(self, row_scale: float) -> FfnSteps | None:
+        """What there is of it besides `maps` and a sum, and a scale of the row behind; None for nothing."""
+        gating, apart = self._gating if self.maps else None, self._apart
+        there = self._gate, gating, apart, self._after_H
+        if all(one is None for one in there) and self._scale == row_scale == 1.0:
+            return None
+        plain = FfnSteps(self._eps, self._gate, gating, self._scale, row_scale, after_H=self._after_H)
+        if apart is None:
+            return plain
+        return replace(
+            plain,
+            before_shared_H=apart.before_shared_H,
+            after_shared_H=apart.after_shared_H,
+            after_routed_H=apart.after_routed_H,
+        )
 
     @property
     def adds_at_once(self) -> bool:
@@ -90,7 +104,9 @@ class LocalFfn:
             out_TH = out_TH * self._scale
         if self._gate is None:
             return out_TH
-        return out_TH * sigmoid(self._ops.linear(normed_TH, self._gate)).to(out_TH.dtype)
+        return self._ops.steps.open_rows(
+            out_TH.unsqueeze(1), self._ops.linear(normed_TH, self._gate)
+        ).squeeze(1)
 
     def _made(self, normed_TH: Tensor) -> Tensor:
         if self._split is not None:
@@ -99,7 +115,9 @@ class LocalFfn:
         gate_up, down = self.maps
         if self._gating is None:
             return self._ops.mlp(normed_TH, gate_up, down)
-        return self._ops.linear(self._gating.join(self._ops.linear(normed_TH, gate_up)), down)
+        return self._ops.linear(
+            self._ops.steps.join_rows(self._gating, self._ops.linear(normed_TH, gate_up)), down
+        )
 
     def whole_sum(self, routed_TH: Tensor, shared_TH: Tensor | None) -> Tensor:
         norms = self._apart

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from afserve.kernels.cache import LayerCache, StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows
-from afserve.kernels.layer import Half
+from afserve.kernels.layer import BoundStates, FusedStates, Half, MixerParts
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
-from afserve.models.halves import BoundHalf, LayerTensors
+from afserve.models.halves import BoundHalf, LayerTensors, state_layer
 from afserve.models.router import Router
 from afserve.spec import ModelSpec
 
@@ -24,6 +24,10 @@ class Mixer(Protocol):
     """What a layer adds to the residual stream, and what it keeps for that."""
 
     state: StateShape
+
+    @property
+    def parts(self) -> MixerParts:
+        """For kernels that do it and what stands around it in one call."""
 
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         """(T, H) of normalised rows; states in the cache are read and written."""
@@ -37,15 +41,20 @@ class StateHalf:
     ) -> None:
         self._ops, self._router, self._eps, self._mixer = ops, router, spec.eps, mixer
         self.keeps = mixer.state
-        self._input_norm, self._post_norm = tensors.norms(spec)
+        self._input_norm, self._post_norm = norms = tensors.norms(spec)
+        self._fused = ops.prepare_states(state_layer(mixer.parts, norms, router, spec.eps))
 
     def bind(self, cache: LayerCache) -> BoundHalf:
         (cache_NBE,) = cache
-        return BoundStates(self, cache_NBE)
+        return BoundStateHalf(self, cache_NBE, None if self._fused is None else self._fused.bind(cache_NBE))
 
-    def run(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
+    def run(self, x_TH: Tensor, cache_NBE: Tensor, bound: BoundStates | None, batch: PagedBatch) -> Half:
         """As `BoundHalf`, over the states of one cache."""
         ops, router = self._ops, self._router
+        if bound is not None and self._fused is not None:
+            if batch.held is None:
+                return self._fused.run_half(x_TH, bound, batch)
+            return self._run_held(self._fused, x_TH, cache_NBE, batch)
         mixed_TH = self._mixer(ops.rms_norm(x_TH, self._input_norm, self._eps), cache_NBE, batch)
         normed_TH = ops.add_rms_norm(x_TH, mixed_TH, self._post_norm, self._eps)
         if router is None:
@@ -53,18 +62,29 @@ class StateHalf:
         routed = ops.route(normed_TH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
         return Half(normed_TH, *routed)
 
+    def _run_held(self, fused: FusedStates, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Half:
+        """In parts, with the same bits: what is held moves states of its own."""
+        begun, delta = fused.begin_half(x_TH), self._mixer.parts.delta
+
+        def computed(row_R: Tensor | None, states_NBE: Tensor, part: PagedBatch) -> Tensor:
+            rows = begun.rows
+            if isinstance(rows, Tensor):
+                return fused.convolve(rows if row_R is None else rows[row_R], states_NBE, part)
+            assert delta is not None, "rows of a rule"
+            return self._ops.delta(rows if row_R is None else rows.of(row_R), delta, states_NBE, part)
+
+        read = over_states(computed, self.keeps, cache_NBE, batch)
+        return fused.end_half(x_TH, read.flatten(1), begun.gate_TD)
+
 
 @dataclass(frozen=True, slots=True)
-class BoundStates:
+class BoundStateHalf:
     half: StateHalf
     cache_NBE: Tensor
-
-    @property
-    def bound(self) -> None:
-        return None
+    bound: BoundStates | None
 
     def __call__(self, x_TH: Tensor, batch: PagedBatch) -> Half:
-        return self.half.run(x_TH, self.cache_NBE, batch)
+        return self.half.run(x_TH, self.cache_NBE, self.bound, batch)
 
 
 def moved_states(

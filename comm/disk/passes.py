@@ -10,7 +10,7 @@ from typing import Any
 
 from afserve.comm.disk.record import Bytes, Name, seed_of
 from afserve.comm.native import native_library
-from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.devices.memory_part import MemoryPart
 
 _LEAST_BYTES = 241  # of a block: the library has only the part of XXH3 that is for so many
 

@@ -44,5 +44,6 @@ void bind_indexer(py::module_& m);  // bind_indexer.cpp
 void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_mla(py::module_& m);      // bind_mla.cpp
 void bind_stack(py::module_& m);    // bind_stack.cpp
+void bind_states(py::module_& m);   // bind_states.cpp
 void bind_flags(py::module_& m);    // flags.cpp
 void bind_blocks(py::module_& m);   // blocks.cpp

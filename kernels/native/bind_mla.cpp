@@ -60,7 +60,7 @@ void bind_mla(py::module_& m) {
   py::class_<MlaWeights>(m, "MlaWeights")
       .def(py::init([](const Norms& norms, std::shared_ptr<Linear> down, std::shared_ptr<Linear> q_up,
                        std::shared_ptr<HeadLinear> up_k, std::shared_ptr<HeadLinear> up_v, std::shared_ptr<Linear> out,
-                       std::shared_ptr<Linear> gate, Address bias, const Rule& rule, const IndexerWeights* index) {
+                       std::shared_ptr<Linear> gate, Address bias, const Rule& rule, const IndexerWeights* index, const HalfSteps* steps) {
         return MlaWeights{at<const void>(norms.input),
                           at<const void>(norms.q),
                           at<const void>(norms.latent),
@@ -73,13 +73,14 @@ void bind_mla(py::module_& m) {
                           std::move(gate),
                           at<const float>(bias),
                           rule,
-                          index ? *index : IndexerWeights{}};
+                          index ? *index : IndexerWeights{},
+                          steps ? *steps : HalfSteps{}};
       }));
   py::class_<TurningMla, std::shared_ptr<TurningMla>>(m, "MlaLayer")
       .def(py::init([](int dtype, const MlaShape& shape, const MlaWeights& weights, Address cos, Address sin,
                        int positions, bool interleaved) {
         Turn turn{at<float>(cos), at<float>(sin), nullptr, positions, shape.rope / 2, interleaved};
-        int top_k = weights.gate ? weights.rule.top_k : 0;
+        int top_k = weights.gate || weights.steps.wide_gate ? weights.rule.top_k : 0;
         return new TurningMla{shape, turn, dtype_of(dtype), top_k, MlaLayer(shape, weights)};
       }))
       .def("over", over);

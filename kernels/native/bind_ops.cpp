@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "bind.h"
 #include "delta.h"
+#include "pointwise.h"
 #include "router.h"
 #include "rows.h"
 #include "stream.h"
@@ -62,6 +63,32 @@ void bind_delta(py::module_& m) {
     py::gil_scoped_release released;
     delta(engine, net, {at<float>(mixed), at<float>(decay), at<float>(beta), at<float>(out)},
           {at<float>(state), stride, blocks, block_size}, batch);
+  });
+}
+
+void bind_pointwise(py::module_& m) {
+  m.def("open_rows", [](Engine& engine, int dtype, Address x, int rows, int heads, int size, Address gate, bool wide, bool softplus) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      size_t gates = size_t(heads) * (wide ? size : 1);
+      open_rows(engine, at<E>(x), rows, heads, size, at<E>(gate), gates, wide, softplus ? Opening::softplus : Opening::sigmoid);
+    });
+  });
+  m.def("join_rows", [](Engine& engine, int dtype, const Gating* gating, Address both, int rows, int inner, Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      join_rows(engine, *gating, at<E>(both), rows, inner, at<E>(out));
+    });
+  });
+  m.def("centre_rows", [](Engine& engine, int dtype, Address x, int rows, int size, Address weight, Address bias, float eps, Address out) {
+    with_dtype(dtype, [&](auto e) {
+      using E = decltype(e);
+      centre_rows(engine, at<E>(x), rows, size, at<E>(weight), at<E>(bias), eps, at<E>(out));
+    });
+  });
+  m.def("cap_rows", [](Engine& engine, Address x, int rows, int size, float cap) {
+    py::gil_scoped_release released;
+    cap_rows(engine, at<float>(x), rows, size, cap);
   });
 }
 
@@ -164,6 +191,7 @@ void bind_router(py::module_& m) {
 void bind_ops(py::module_& m) {
   bind_attention(m);
   bind_delta(m);
+  bind_pointwise(m);
   bind_rows(m);
   bind_router(m);
 }

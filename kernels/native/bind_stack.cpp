@@ -33,7 +33,7 @@ int draft(const Predictor& predictor, Engine& engine, const Batch& batch, Addres
   return predictor.dtype() == Dtype::f32 ? run(at<const float>(hidden)) : run(at<const bf16>(hidden));
 }
 
-// (passes, seconds)
+// (passes, seconds, whether one more was spoiled)
 py::tuple decode(const Decoder& decoder, Engine& engine, const std::vector<const Batch*>& groups, const std::vector<int>& block_sizes,
                  Address token, int passes, const std::vector<std::vector<int>>& stops, Address drawn, Address expert) {
   DecodeRows rows{at<int64_t>(token), passes, stops, block_sizes, at<int32_t>(drawn), at<int32_t>(expert)};
@@ -42,7 +42,7 @@ py::tuple decode(const Decoder& decoder, Engine& engine, const std::vector<const
     py::gil_scoped_release released;
     done = decoder.dtype() == Dtype::f32 ? decoder.decode<float>(engine, groups, rows) : decoder.decode<bf16>(engine, groups, rows);
   }
-  return py::make_tuple(done.passes, done.ffn_seconds);
+  return py::make_tuple(done.passes, done.ffn_seconds, done.spoiled);
 }
 
 }  // namespace
@@ -55,10 +55,16 @@ void bind_stack(py::module_& m) {
         half.run(engine, batch,
                  {at<void>(x), at<void>(normed), at<int32_t>(expert), at<float>(weight), at<int32_t>(slot), most});
       });
+  py::class_<FfnSteps>(m, "FfnSteps")
+      .def(py::init([](std::shared_ptr<Linear> opening, const Gating* gating, float scale, float row_scale, float eps,
+                       const std::array<Address, 4>& norms) {
+        return FfnSteps{std::move(opening), gating != nullptr, gating ? *gating : Gating{}, scale, row_scale, eps,
+                        at<void>(norms[0]), at<void>(norms[1]), at<void>(norms[2]), at<void>(norms[3])};
+      }));
   py::class_<StackLayer>(m, "StackLayer")
       .def(py::init([](const AttentionHalf& attention, std::shared_ptr<Linear> gate_up, std::shared_ptr<Linear> down,
-                       std::shared_ptr<Experts> experts, bool away, int group) {
-        return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts), away, group};
+                       std::shared_ptr<Experts> experts, bool away, int group, const FfnSteps* steps) {
+        return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts), away, group, steps ? *steps : FfnSteps{}};
       }));
   py::class_<Stack, std::shared_ptr<Stack>>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
   py::class_<Predictor>(m, "Predictor")
@@ -70,9 +76,11 @@ void bind_stack(py::module_& m) {
       }))
       .def("draft", draft);
   py::class_<Decoder>(m, "Decoder")
-      .def(py::init([](std::shared_ptr<Stack> layers, Address embed, int vocabulary, Address last_norm, float eps, float logit_scale,
-                       std::shared_ptr<Linear> head) {
-        return Decoder({at<void>(embed), at<void>(last_norm), vocabulary, eps, logit_scale, std::move(head)}, std::move(layers));
+      .def(py::init([](std::shared_ptr<Stack> layers, Address embed, int vocabulary, Address last_norm, Address last_bias, bool centred,
+                       float eps, const std::array<float, 3>& scales, int top, std::shared_ptr<Linear> head) {
+        return Decoder({at<void>(embed), at<void>(last_norm), at<void>(last_bias), centred, vocabulary, eps, scales[0], scales[1], scales[2],
+                        top, std::move(head)},
+                       std::move(layers));
       }))
       .def("decode", decode);
 }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "carver.h"
+#include "pointwise.h"
 #include "router.h"
 #include "rows.h"
 
@@ -69,7 +70,7 @@ Decoded Decoder::decode(Engine& engine, const std::vector<const Batch*>& groups,
   float* logits = logits_.at_least<float>(size_t(sequences) * vocabulary);
   const E* embed = static_cast<const E*>(parts_.embed);
 
-  Decoded done{0, 0};
+  Decoded done{0, 0, false};
   while (done.passes < rows.passes) {
     int32_t* drawn = rows.drawn + size_t(done.passes) * sequences;
     for (int s = 0; s < sequences; s++) {
@@ -77,21 +78,33 @@ Decoded Decoder::decode(Engine& engine, const std::vector<const Batch*>& groups,
       if (token < 0 || token >= vocabulary) throw std::out_of_range("token " + std::to_string(token));
       memcpy(x + s * hidden, embed + token * hidden, hidden * sizeof(E));
     }
+    if (parts_.embedding_scale != 1.0f) scale_rows(engine, x, sequences, int(hidden), parts_.embedding_scale);
     std::vector<Batch> batches;
     for (const NextRows& one : next) batches.push_back(one.batch());
     std::vector<const Batch*> tables;
     for (const Batch& one : batches) tables.push_back(&one);
     std::fill(bad, bad + sequences, -1);
-    done.ffn_seconds += layers_->run(engine, tables, StackRows<E>{x, rows.expert + done.passes * chosen, bad}).ffn_seconds;
-    if (std::any_of(bad, bad + sequences, [](int32_t layer) { return layer >= 0; })) break;
-    rms_norm(engine, x, hidden, sequences, int(hidden), static_cast<const E*>(parts_.last_norm), parts_.eps, normed);
+    StackRows<E> stacked{x, rows.expert + done.passes * chosen, bad};
+    int longest = *std::max_element(next[0].context.begin(), next[0].context.end());
+    if (parts_.top && longest > parts_.top) {  // else each token attends all that it sees
+      stacked.slot = slots_.at_least<int32_t>(size_t(sequences) * parts_.top), stacked.most = parts_.top;
+      std::fill(stacked.slot, stacked.slot + size_t(sequences) * parts_.top, 0);
+    }
+    done.ffn_seconds += layers_->run(engine, tables, stacked).ffn_seconds;
+    done.spoiled = std::any_of(bad, bad + sequences, [](int32_t layer) { return layer >= 0; });
+    if (done.spoiled) break;
+    const E *norm = static_cast<const E*>(parts_.last_norm), *bias = static_cast<const E*>(parts_.last_bias);
+    if (parts_.centred)
+      centre_rows(engine, x, sequences, int(hidden), norm, bias, parts_.eps, normed);
+    else
+      rms_norm(engine, x, hidden, sequences, int(hidden), norm, parts_.eps, normed);
     parts_.head->run(engine, normed, hidden, sequences, logits, vocabulary);
     if (parts_.logit_scale != 1.0f)
-      engine.pool.run(sequences, [&](int s, int) {
-        for (int v = 0; v < vocabulary; v++) logits[size_t(s) * vocabulary + v] *= parts_.logit_scale;
-      });
+      engine.pool.run(sequences, [&](int s, int) { scale_row(logits + size_t(s) * vocabulary, vocabulary, parts_.logit_scale); });
+    if (parts_.logit_cap > 0.0f) cap_rows(engine, logits, sequences, vocabulary, parts_.logit_cap);
     argmax(engine, logits, sequences, vocabulary, drawn);
-    if (std::any_of(drawn, drawn + sequences, [](int32_t token) { return token < 0; })) break;
+    done.spoiled = std::any_of(drawn, drawn + sequences, [](int32_t token) { return token < 0; });
+    if (done.spoiled) break;
     if (++done.passes == rows.passes || stops(rows.stops, drawn, sequences)) break;
     for (NextRows& one : next) one.move_on();
   }

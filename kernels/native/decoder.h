@@ -5,9 +5,11 @@
 
 // Addresses are the caller's to keep alive. `embed` (vocabulary, hidden) and `last_norm` (hidden) are of the layers' dtype.
 struct DecoderParts {
-  const void *embed, *last_norm;
+  const void *embed, *last_norm, *last_bias;  // of a norm that is `centred`, and null where it has none
+  bool centred;
   int vocabulary;
-  float eps, logit_scale;
+  float eps, embedding_scale, logit_scale, logit_cap;  // cap 0: none
+  int top;  // rows that indexers choose, 0 without one
   std::shared_ptr<Linear> head;
 };
 
@@ -21,10 +23,11 @@ struct DecodeRows {
   int32_t* expert;  // (P, L, S, top_k), what the routers chose
 };
 
-// Passes that gave every sequence a token, and seconds that shared and routed experts took.
+// Passes that gave every sequence a token, and seconds that shared and routed experts took. `spoiled`: one more was begun.
 struct Decoded {
   int passes;
   double ffn_seconds;
+  bool spoiled;
 };
 
 class Decoder {
@@ -35,12 +38,12 @@ class Decoder {
   Dtype dtype() const { return layers_->dtype(); }
 
   // `groups` are the first pass, of which each sequence has one row; their tables have room for the other passes. It ends
-  // before a pass in which a row or a logit is not finite, whose keys and values may be written then.
+  // before a pass in which a row or a logit is not finite, whose keys, values and states may be written then.
   template <class E>
   Decoded decode(Engine& engine, const std::vector<const Batch*>& groups, const DecodeRows& rows) const;
 
  private:
   DecoderParts parts_;
   std::shared_ptr<Stack> layers_;
-  mutable Memory rows_, logits_;  // kept between calls, one of which runs at a time
+  mutable Memory rows_, logits_, slots_;  // kept between calls, one of which runs at a time
 };

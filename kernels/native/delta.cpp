@@ -41,8 +41,8 @@ const float* before(const Span& span, const States& states) {
   return states.data + size_t(span.block(span.position - 1, states.block_size)) * states.stride;
 }
 
-// Queries, keys and values of one token: convolution, SiLU, queries and keys of length 1, queries scaled; or as they are.
-void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mixed, const float* state, int token,
+// The convolution of one token.
+void tap(const Isa& isa, const DeltaNet& net, const Span& span, const float* mixed, const float* state, int token,
          float* out) {
   int channels = net.channels();
   if (net.bias)
@@ -58,7 +58,13 @@ void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mix
       row = state + net.matrix() + size_t(net.taps - 1 + from) * channels;
     if (row) isa.add_product(out, row, net.conv + size_t(tap) * channels, channels);
   }
-  isa.silu_all(out, channels);
+}
+
+// Queries, keys and values of one token: convolution, SiLU, queries and keys of length 1, queries scaled; or as they are.
+void mix(const Isa& isa, const DeltaNet& net, const Span& span, const float* mixed, const float* state, int token,
+         float* out) {
+  tap(isa, net, span, mixed, state, token, out);
+  isa.silu_all(out, net.channels());
   if (net.rule == DeltaRule::sum) return;
   for (int h = 0; h < 2 * net.key_heads; h++)
     isa.unit(out + h * net.key, net.key, h < net.key_heads ? 1.0f / sqrtf(float(net.key)) : 1.0f);
@@ -145,22 +151,40 @@ void leave_windows(const DeltaNet& net, const Span& span, const float* mixed, co
   }
 }
 
-}  // namespace
-
-void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const States& states, const Batch& batch) {
+std::vector<Span> spans_of(const Batch& batch, const States& states) {
   std::vector<Span> spans;
-  std::vector<int> span_of_token(batch.tokens);
   for (int s = 0; s < batch.sequences; s++) {
     spans.push_back(span_of(batch, s));
     check(spans[s], states);
-    for (int t = 0; t < spans[s].count; t++) span_of_token[spans[s].first + t] = s;
   }
-  size_t channels = net.channels();
-  float* mixed = engine.shared[0].at_least<float>(batch.tokens * channels);
+  return spans;
+}
+
+// out (tokens, channels) = what `make` makes of every token: `tap` or `mix`.
+template <class Make>
+void by_tokens(Engine& engine, const DeltaNet& net, const std::vector<Span>& spans, const float* x, const States& states,
+               const Batch& batch, const Make& make, float* out) {
+  std::vector<int> span_of_token(batch.tokens);
+  for (size_t s = 0; s < spans.size(); s++)
+    for (int t = 0; t < spans[s].count; t++) span_of_token[spans[s].first + t] = int(s);
   engine.pool.run(batch.tokens, [&](int t, int) {
     const Span& span = spans[span_of_token[t]];
-    mix(*engine.isa, net, span, rows.mixed, before(span, states), t - span.first, mixed + t * channels);
+    make(*engine.isa, net, span, x, before(span, states), t - span.first, out + size_t(t) * net.channels());
   });
+}
+
+}  // namespace
+
+void convolve(Engine& engine, const DeltaNet& net, const float* x, float* out, const States& states, const Batch& batch) {
+  std::vector<Span> spans = spans_of(batch, states);
+  by_tokens(engine, net, spans, x, states, batch, tap, out);
+  engine.pool.run(batch.sequences, [&](int s, int) { leave_windows(net, spans[s], x, states, before(spans[s], states)); });
+}
+
+void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const States& states, const Batch& batch) {
+  std::vector<Span> spans = spans_of(batch, states);
+  float* mixed = engine.shared[0].at_least<float>(size_t(batch.tokens) * net.channels());
+  by_tokens(engine, net, spans, rows.mixed, states, batch, mix, mixed);
   engine.reserve(((size_t(ceil_div(net.value, COLUMNS)) * net.key + 2) * COLUMNS + net.key) * sizeof(float));
   engine.pool.run(batch.sequences * net.value_heads, [&](int index, int worker) {
     const Span& span = spans[index / net.value_heads];

@@ -36,3 +36,6 @@ struct States {
 // Reads the state of the block before each sequence's first token, and leaves one in each block that is reached. Throws
 // std::out_of_range for a block that the cache has not.
 void delta(Engine& engine, const DeltaNet& net, const DeltaTokens& rows, const States& states, const Batch& batch);
+
+// The convolution alone, (tokens, channels), of a net without keys, whose states are its last inputs.
+void convolve(Engine& engine, const DeltaNet& net, const float* x, float* out, const States& states, const Batch& batch);

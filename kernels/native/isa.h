@@ -145,6 +145,7 @@ struct Isa {
   int (*argmax)(const float* x, int size);  // the first of the highest; -1 where any is not finite
   void (*sigmoid_all)(float* x, int size);
   void (*silu_all)(float* x, int size);
+  void (*softplus_all)(float* x, int size);  // log(1 + e^x)
   void (*add_product)(float* out, const float* a, const float* b, int size);  // out += a * b
   void (*unit)(float* x, int size, float length);                            // x becomes a vector of that length
   // The gated delta rule (delta.h) for 64 columns of a state of so many rows: v is what k should say. The state keeps a part

@@ -1,11 +1,7 @@
 // The attention half of a GQA decoder layer in one call: norm, projections, rotary embedding, cache write,
 // attention, output projection, residual, norm, router. The same loops as the single ops, so the same bits.
 #pragma once
-#include <memory>
-
-#include "attention.h"
-#include "linear.h"
-#include "router.h"
+#include "half.h"
 #include "rows.h"
 
 // Weights are the caller's to keep alive. Null where a model has none.
@@ -15,6 +11,7 @@ struct LayerWeights {
   const float* bias;   // of the router
   const float* sinks;  // attention.h
   Rule rule;
+  HalfSteps steps;
 };
 
 // Norms of q and k, where a model has them, are of each head, or of all together if `wide`; before the rotary embedding, or

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "carver.h"
+#include "pointwise.h"
 
 namespace {
 
@@ -84,27 +85,29 @@ void MlaLayer::run(Engine& engine, const MlaCall<E>& call, const Batch& batch) c
   const MlaShape& s = shape_;
   size_t tokens = call.tokens, hidden = s.hidden, heads = s.heads, all = weights_.down->outputs();
   size_t head = s.nope + s.rope, row = s.rank + s.rope, wide = heads * head, first = all - row;
-  size_t experts = weights_.gate ? weights_.gate->outputs() : 0;
   check_positions(call.turn, call.tokens);
   check_slots(call.latents, call.kv_slot, call.tokens);
 
   size_t each = 2 * hidden + all + first + wide + heads * (row + s.rank + s.value);
-  Carver carver(engine.shared[4].at_least<char>(tokens * (each * sizeof(E) + experts * sizeof(float)) + 9 * 64));
+  Carver carver(engine.shared[4].at_least<char>(tokens * each * sizeof(E) + 8 * 64));
   E *h = carver.take<E>(tokens * hidden), *down = carver.take<E>(tokens * all), *ranked = carver.take<E>(tokens * first);
   E *query = carver.take<E>(tokens * wide), *q = carver.take<E>(tokens * heads * row);
   E *seen = carver.take<E>(tokens * heads * s.rank), *o = carver.take<E>(tokens * heads * s.value);
   E* y = carver.take<E>(tokens * hidden);
-  float* logits = carver.take<float>(tokens * experts);
 
   rms_norm<E>(engine, call.x, hidden, call.tokens, s.hidden, static_cast<const E*>(weights_.input_norm), s.eps, h);
   weights_.down->run(engine, h, hidden, call.tokens, down, all);
-  const E* queries = down;
+  E* queries = down;
   size_t stride = all;
   if (weights_.q_up) {
     rms_norm<E>(engine, down, all, call.tokens, int(first), static_cast<const E*>(weights_.q_norm), s.latent_eps, ranked);
     weights_.q_up->run(engine, ranked, first, call.tokens, query, wide);
     queries = query, stride = wide;
   }
+  if (weights_.steps.query_scale)
+    by_rows(engine, call.tokens, [&](size_t t) {
+      scale_row(queries + t * stride, int(wide), weights_.steps.query_scale[call.turn.position[t]]);
+    });
   place(engine, call, down, queries, stride, q);
   weights_.up_k->run(engine, queries, stride, head, call.tokens, q, heads * row, row);
   if (weights_.index.queries) {
@@ -118,11 +121,11 @@ void MlaLayer::run(Engine& engine, const MlaCall<E>& call, const Batch& batch) c
   }
   look(engine, call, batch, q, seen);
   weights_.up_v->run(engine, seen, heads * s.rank, s.rank, call.tokens, o, heads * s.value, s.value);
+  open_heads(engine, weights_.steps, h, call.tokens, s.heads, s.value, o);
   weights_.out->run(engine, o, heads * s.value, call.tokens, y, hidden);
-  add_rms_norm<E>(engine, call.x, y, call.tokens, s.hidden, static_cast<const E*>(weights_.post_norm), s.eps, call.normed);
-  if (!weights_.gate) return;
-  weights_.gate->run(engine, call.normed, hidden, call.tokens, logits, experts);
-  choose(engine, logits, call.tokens, int(experts), weights_.bias, weights_.rule, call.expert, call.weight);
+  end_half(engine, weights_.steps,
+           HalfEnd<E>{call.x, y, call.normed, call.tokens, s.hidden, static_cast<const E*>(weights_.post_norm), s.eps, h,
+                      weights_.gate.get(), weights_.bias, &weights_.rule, call.expert, call.weight});
 }
 
 template void MlaLayer::run(Engine&, const MlaCall<bf16>&, const Batch&) const;

@@ -2,12 +2,8 @@
 // rotary embedding, cache write, attention over latents, output projection, residual, norm, router. The same loops as
 // the single ops. Source: DeepSeek-V2 (arXiv 2405.04434, 2.1.2).
 #pragma once
-#include <memory>
-
-#include "attention.h"
+#include "half.h"
 #include "indexer.h"
-#include "linear.h"
-#include "router.h"
 #include "rows.h"
 
 // Norms are the caller's to keep alive. `q_norm` and `q_up` are null where queries have no rank of their own; `gate`
@@ -20,6 +16,7 @@ struct MlaWeights {
   const float* bias;
   Rule rule;
   IndexerWeights index = {};
+  HalfSteps steps = {};
 };
 
 // `nope` + `rope` elements make a head of queries, `rank` + `rope` a row of the cache, `value` a head of outputs.

@@ -34,6 +34,7 @@ PYBIND11_MODULE(_native, m) {
   bind_ops(m);
   bind_indexer(m);
   bind_stack(m);  // before the layers, which give halves
+  bind_states(m);
   bind_layer(m);
   bind_mla(m);
   bind_flags(m);

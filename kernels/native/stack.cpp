@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 
 #include "carver.h"
+#include "pointwise.h"
 #include "rows.h"
 
 namespace {
@@ -35,10 +37,10 @@ Stack::Stack(std::vector<StackLayer> layers) : layers_(std::move(layers)) {
     expect_same(at, "hidden size", layer.attention.hidden, hidden_);
     away_ += layer.away;
     groups_ = std::max(groups_, size_t(layer.group) + 1);
-    if (!layer.routes() && !layer.gate_up) throw std::invalid_argument("layer " + std::to_string(at) + ": no FFN");
     if (layer.gate_up) {
       expect_same(at, "inputs of gate and up", layer.gate_up->inputs(), hidden_);
-      expect_same(at, "outputs of gate and up", layer.gate_up->outputs(), 2 * layer.down->inputs());
+      int wide = layer.steps.joined && layer.steps.gating.squared ? 1 : 2;
+      expect_same(at, "outputs of gate and up", layer.gate_up->outputs(), wide * layer.down->inputs());
       expect_same(at, "outputs of down", layer.down->outputs(), hidden_);
     }
     if (!layer.routes()) continue;
@@ -54,6 +56,49 @@ void Stack::expect(const Exchange* exchange) const {
   size_t there = exchange ? exchange->layers() : 0;
   if (there != away_)
     throw std::invalid_argument("an exchange of " + std::to_string(there) + " layers, expected " + std::to_string(away_));
+}
+
+template <class E>
+void Stack::run_local(Engine& engine, const StackLayer& layer, const E* x, const E* normed, int rows, E* out) const {
+  const FfnSteps& steps = layer.steps;
+  size_t inner = layer.down->inputs(), wide = layer.gate_up->outputs();
+  if (steps.before) {
+    E* read = engine.shared[3].at_least<E>(size_t(rows) * hidden_);
+    rms_norm<E>(engine, x, hidden_, rows, hidden_, static_cast<const E*>(steps.before), steps.eps, read);
+    normed = read;
+  }
+  if (steps.joined) {
+    E *both = engine.shared[4].at_least<E>(rows * (wide + inner)), *middle = both + rows * wide;
+    layer.gate_up->run(engine, normed, hidden_, rows, both, wide);
+    join_rows(engine, steps.gating, both, rows, int(inner), middle);
+    layer.down->run(engine, middle, inner, rows, out, hidden_);
+  } else {
+    mlp(engine, *layer.gate_up, *layer.down, normed, hidden_, rows, out);
+  }
+  if (steps.scale != 1.0f) scale_rows(engine, out, rows, hidden_, steps.scale);
+  if (!steps.opening) return;
+  E* gate = engine.shared[4].at_least<E>(rows);
+  steps.opening->run(engine, normed, hidden_, rows, gate, 1);
+  open_rows(engine, out, rows, 1, hidden_, gate, 1, false, Opening::sigmoid);
+}
+
+template <class E>
+void Stack::add_together(Engine& engine, const StackLayer& layer, const float* routed, E* beside, const StackRows<E>& rows,
+                         int tokens, int at) const {
+  const FfnSteps& steps = layer.steps;
+  auto normalise = [&](E* y, const void* weight) {
+    if (weight) rms_norm<E>(engine, y, hidden_, tokens, hidden_, static_cast<const E*>(weight), steps.eps, y);
+  };
+  bool apart = steps.after_routed;
+  E* sum = engine.shared[4].at_least<E>(size_t(tokens) * hidden_);
+  round_rows<E>(engine, routed, layer.gate_up && !apart ? beside : nullptr, tokens, hidden_, sum);
+  normalise(sum, steps.after_routed);
+  if (apart && layer.gate_up) {
+    normalise(beside, steps.after_shared);
+    add_rows(engine, sum, beside, tokens, hidden_);
+  }
+  normalise(sum, steps.after);
+  add_sums<E, E>(engine, rows.x, sum, tokens, hidden_, rows.bad, at);
 }
 
 template <class E>
@@ -78,25 +123,36 @@ Stacked Stack::run(Engine& engine, const std::vector<const Batch*>& groups, Stac
     auto since = Clock::now();
     if (layer.away)
       exchange->send(moe++, normed, hidden_ * int64_t(sizeof(E)), expert, weight, batch.tokens, top_k_);
-    if (layer.gate_up) mlp(engine, *layer.gate_up, *layer.down, normed, hidden_, batch.tokens, beside);
+    const FfnSteps& steps = layer.steps;
+    if (layer.gate_up)
+      run_local<E>(engine, layer, x, normed, batch.tokens, beside);
+    else if (!layer.routes())
+      memset(static_cast<void*>(beside), 0, all * sizeof(E));  // so that rows are looked at
+    bool added = layer.routes() && layer.gate_up && !steps.at_once();
+    if (added) add_rows(engine, x, beside, batch.tokens, hidden_);
+    if (layer.routes()) expert += chosen;
     if (!layer.routes()) {
+      if (steps.after)
+        rms_norm<E>(engine, beside, hidden_, batch.tokens, hidden_, static_cast<const E*>(steps.after), steps.eps, beside);
       add_sums<E, E>(engine, x, beside, batch.tokens, hidden_, rows.bad, int(at));
-      continue;
-    }
-    expert += chosen;
-    if (layer.away) {  // its own part is added while rows are under way
-      if (layer.gate_up) add_rows(engine, x, beside, batch.tokens, hidden_);
+    } else if (layer.away) {  // its own part was made, and added where it can be, while rows were under way
       const float* sums = exchange->sums(routed, hidden_);
       if (!sums) {
         done.layers = int(at);
         break;
       }
-      add_sums<E, float>(engine, x, sums, batch.tokens, hidden_, rows.bad, int(at));
-      continue;
+      if (steps.at_once())
+        add_together<E>(engine, layer, sums, beside, rows, batch.tokens, int(at));
+      else
+        add_sums<E, float>(engine, x, sums, batch.tokens, hidden_, rows.bad, int(at));
+    } else if (steps.at_once()) {
+      layer.experts->run(engine, normed, hidden_, expert - chosen, weight, batch.tokens, top_k_, routed, hidden_, false);
+      add_together<E>(engine, layer, routed, beside, rows, batch.tokens, int(at));
+    } else {
+      layer.experts->add_to(engine, normed, expert - chosen, weight, batch.tokens, top_k_, x, rows.bad, int(at));
     }
-    if (layer.gate_up) add_rows(engine, x, beside, batch.tokens, hidden_);
-    layer.experts->add_to(engine, normed, expert - chosen, weight, batch.tokens, top_k_, x, rows.bad, int(at));
-    here += Clock::now() - since;
+    if (steps.row_scale != 1.0f) scale_rows(engine, x, batch.tokens, hidden_, steps.row_scale);
+    if (layer.experts) here += Clock::now() - since;
   }
   done.ffn_seconds = std::chrono::duration<double>(here).count();
   if (exchange) {

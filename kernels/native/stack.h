@@ -9,7 +9,21 @@
 #include "half.h"
 #include "linear.h"
 
-// `gate_up` and `down` are a dense layer's FFN, or the shared expert; null where there is none. `experts` is null in a
+// What few families do behind an attention half; null, or one, where a model does not. Norms are the caller's to keep alive.
+struct FfnSteps {
+  std::shared_ptr<Linear> opening;  // one number of each row for the shared expert
+  bool joined = false;              // as `gating` says, where that is no SwiGLU
+  Gating gating = {};
+  float scale = 1, row_scale = 1, eps = 0;  // of what the shared expert adds; of the row behind the layer
+  // Norms of the row that the shared expert reads, of what it gives, of what experts give, and of all that is added.
+  const void *before = nullptr, *after_shared = nullptr, *after_routed = nullptr, *after = nullptr;
+
+  // Whether shared and routed experts are added together.
+  bool at_once() const { return after || after_routed; }
+};
+
+// `gate_up` and `down` are a dense layer's FFN, or the shared expert; null where there is none, as in a layer that is
+// attention alone. `experts` is null in a
 // dense layer, and where the layer's experts are `away`, on other nodes; expert e is in slot e. `group` is that of its KV:
 // its block table is the one of that number.
 struct StackLayer {
@@ -18,6 +32,7 @@ struct StackLayer {
   std::shared_ptr<Experts> experts;
   bool away = false;
   int group = 0;
+  FfnSteps steps = {};
 
   bool routes() const { return experts || away; }
 };
@@ -59,6 +74,13 @@ class Stack {
 
  private:
   void expect(const Exchange* exchange) const;
+  // What a dense FFN or a shared expert gives.
+  template <class E>
+  void run_local(Engine& engine, const StackLayer& layer, const E* x, const E* normed, int rows, E* out) const;
+  // x += shared and routed experts together, behind their norms. `beside` is overwritten.
+  template <class E>
+  void add_together(Engine& engine, const StackLayer& layer, const float* routed, E* beside, const StackRows<E>& rows,
+                    int tokens, int at) const;
 
   std::vector<StackLayer> layers_;
   int hidden_, top_k_ = 0, moe_layers_ = 0;

@@ -37,7 +37,7 @@ Loops<E> loops_of(decltype(Loops<E>::score_tiles) score_tiles = score_by_panel<E
 }
 
 Isa isa_of(const char* name, Loops<bf16> b, Loops<float> f, void (*enter)() = nothing, void (*leave)() = nothing) {
-  Isa isa{name, b, f, add_scaled, add_rounded, scale_row, sum_scaled, sum_heads, exp_all, all_finite, argmax, sigmoid_all, silu_all, add_product, unit, delta_token, delta_channels, delta_sum, enter, leave, nullptr, nullptr, nullptr, widen_fp8, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  Isa isa{name, b, f, add_scaled, add_rounded, scale_row, sum_scaled, sum_heads, exp_all, all_finite, argmax, sigmoid_all, silu_all, softplus_all, add_product, unit, delta_token, delta_channels, delta_sum, enter, leave, nullptr, nullptr, nullptr, widen_fp8, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
 #if VECTOR_BYTES == 64 && defined(__x86_64__)
   isa.compact = compact;
   isa.expand = expand;

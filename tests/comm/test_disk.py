@@ -30,7 +30,7 @@ from afserve.comm.disk.store import DAMAGED, UNREADABLE, DiskStore
 from afserve.comm.disk.ways import CHOICE, Measured, Way, chosen, fastest, measure, save
 from afserve.comm.disk.workers import DiskWorkers
 from afserve.errors import ConfigError
-from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.devices.memory_part import MemoryPart
 from tests.warm.interpreter import Warm
 
 WHAT = "5c" * 32

@@ -13,7 +13,7 @@ from afserve.comm.disk.passes import CacheMemory, Passes
 from afserve.comm.disk.record import checksum_of
 from afserve.comm.native import native_library
 from afserve.kernels.cache import LayerShape
-from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.devices.memory_part import MemoryPart
 from afserve.kernels.ops import open_ops
 
 PASSES = Passes.open(700)

@@ -4,8 +4,16 @@ import pytest
 
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
+from tests.conftest import TINY
 from tests.engine.driving import NEW, collect, config, drive, prompts, requests
 from tests.engine.greedy import continued
+from tests.families.tiny import build
+
+
+@pytest.fixture
+def folder_of(tmp_path, tiny_checkpoint):
+    """A tiny checkpoint by name, of the first families or of the later ones."""
+    return lambda name: tiny_checkpoint(name) if name in TINY else build(name, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from afserve.tracing.trace import AWAY, Trace
 from tests.engine.driving import collect, config, drive, prompts, requests
 
 pytest.importorskip("afserve.kernels._native", reason="the native library was not built")
-NAMES = ("dsa", "v3", "v2-groups", "qwen3", "mixtral-window")
+NAMES = ("dsa", "v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next", "gemma4")
 
 
 class World:
@@ -112,8 +112,8 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("experts", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_in_one_call_give_the_colocated_tokens(name, dtype, experts, tiny_checkpoint, world, calls):
-    source = ModelSource(str(tiny_checkpoint(name)), name, dtype=dtype)
+def test_steps_in_one_call_give_the_colocated_tokens(name, dtype, experts, folder_of, world, calls):
+    source = ModelSource(str(folder_of(name)), name, dtype=dtype)
     made, asked = world(source, config(), experts), requests(prompts())
     with made.serving() as node:
         tokens = run(node, asked)
@@ -127,12 +127,13 @@ def test_steps_in_one_call_give_the_colocated_tokens(name, dtype, experts, tiny_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "experts"), [("v3", 1), ("v3", 2), ("dsa", 2)])
-def test_a_layer_whose_sums_are_late_goes_on_in_python(
-    name, experts, tiny_checkpoint, world, calls, monkeypatch
-):
+@pytest.mark.parametrize(
+    ("name", "experts"), [("v3", 1), ("v3", 2), ("dsa", 2), ("qwen3-next", 1), ("gemma4", 2)]
+)
+def test_a_layer_whose_sums_are_late_goes_on_in_python(name, experts, folder_of, world, calls, monkeypatch):
+    """Where shared and routed experts are added together, the shared one is computed once more."""
     monkeypatch.setattr(exchanges, "_PATIENCE", 0.0)
-    source = ModelSource(str(tiny_checkpoint(name)), name, dtype="bfloat16")
+    source = ModelSource(str(folder_of(name)), name, dtype="bfloat16")
     made, asked = world(source, config(), experts), requests(prompts())
     with made.serving() as node:
         tokens = run(node, asked)

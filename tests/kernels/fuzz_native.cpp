@@ -14,6 +14,8 @@
 
 #include "attention.h"
 #include "delta.h"
+#include "pointwise.h"
+#include "states.h"
 #include "experts.h"
 #include "flags.h"
 #include "layer.h"
@@ -437,6 +439,52 @@ void gated_delta(Engine& engine) {
   calls++;
 }
 
+// A half with states of every kind, in one call and in parts, and steps of rows.
+template <class E>
+void state_half(Engine& engine) {
+  Paged paged;
+  MixerKind kind = MixerKind(up_to(5) - 1);
+  int hidden = up_to(130), count = 2 + up_to(30);
+  DeltaNet net{up_to(3), 0, up_to(70), up_to(150), up_to(4), DeltaRule(int(kind) % 3)};
+  net.value_heads = net.key_heads * up_to(3);
+  if (kind >= MixerKind::convolution) net.value_heads = up_to(150), net.key_heads = net.key = 0, net.value = 1;
+  int values = net.value_heads * net.value, decays = net.value_heads * (kind == MixerKind::channel ? net.key : 1);
+  bool direct = random_bits() % 2;
+  int ranks = up_to(40), rest = kind == MixerKind::head ? 2 * net.value_heads + values
+                              : kind == MixerKind::sum  ? net.value_heads + values
+                              : kind == MixerKind::convolution ? 2 * net.channels()
+                                                               : net.value_heads + (direct ? decays + values : 2 * ranks);
+  Buffer<float> conv(size_t(net.taps) * net.channels()), rate(decays), step(decays), behind(net.channels()), bias(count);
+  Buffer<E> norm(hidden), value_norm(values);
+  fill(conv), fill(rate), fill(step), fill(behind), fill(bias), fill(norm), fill(value_norm);
+  net.conv = conv.get();
+  auto map = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
+  bool second = kind == MixerKind::channel && !direct;
+  MixerWeights mixer{kind, net, map(net.channels() + rest, hidden), second ? map(decays, ranks) : nullptr, second ? map(values, ranks) : nullptr,
+                     map(hidden, values), rate.get(), step.get(), random_bits() % 2 ? behind.get() : nullptr, value_norm.get(),
+                     random_bits() % 2 ? -5.0f : 0.0f, 1};
+  Rule rule{up_to(2), int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
+  StateHalf half({hidden, 1e-6f, norm.get(), norm.get(), mixer, map(count, hidden), bias.get(), rule});
+  Buffer<int32_t> start(paged.sequences + 1), length(paged.sequences), table(size_t(paged.sequences) * paged.most);
+  Buffer<int64_t> position(paged.tokens), slot(paged.tokens);
+  paged.write(start, length, table, position, slot);
+  Batch batch{start.get(), length.get(), table.get(), size_t(paged.most), paged.sequences, position.get(), slot.get(), paged.tokens};
+  size_t state = net.matrix() + size_t(net.taps - 1) * net.channels(), tokens = paged.tokens;
+  Buffer<float> states(state * paged.blocks + 1), weight(tokens * rule.top_k), gates(tokens * values);
+  Buffer<E> x(tokens * hidden), normed(x.size()), opened(gates.size()), gate(gates.size());
+  Buffer<int32_t> expert(tokens * rule.top_k);
+  fill(states), fill_rows(x), fill_rows(opened), fill_rows(gate);
+  half.run<E>(engine, {states.get(), state, paged.blocks, paged.block}, batch, {x.get(), normed.get(), expert.get(), weight.get()});
+  open_rows(engine, opened.get(), paged.tokens, net.value_heads, net.value, gate.get(), values, true, Opening(random_bits() % 2));
+  join_rows(engine, Gating{true, 1.0f, 1.0f, false, true}, opened.get(), paged.tokens, values, gate.get());
+  Gating odd{true, 1.0f, 1.5f, bool(random_bits() % 2)};
+  if (values % 2 == 0) join_rows(engine, odd, opened.get(), paged.tokens, values / 2, gate.get());
+  centre_rows<E>(engine, x.get(), paged.tokens, hidden, norm.get(), norm.get(), 1e-6f, normed.get());
+  for (size_t i = 0; i < expert.size(); i++)
+    if (expert[i] < 0 || expert[i] >= count) abort();
+  calls++;
+}
+
 // A thread that lends its core whenever it waits, for moments of many lengths, and is rung awake now and then.
 class Lender {
  public:
@@ -478,6 +526,7 @@ void round(Engine& engine) {
   latent<E>(engine);
   latent_half<E>(engine);
   sums<E>(engine);
+  state_half<E>(engine);
 }
 
 void every(Engine& engine, bool behind_pages) {

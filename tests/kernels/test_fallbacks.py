@@ -15,8 +15,8 @@ HALF, WARN = torch.float16, "native kernels: {} runs in PyTorch: {}"
 
 
 def test_every_op_of_the_native_library_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory comes from the reference, which is no computation, LayerNorm, and the order of latents' products; that
-    some heads of a layer keep latents by single ops."""
+    """Memory comes from the reference, which is no computation, that LayerNorm is a step of rows, and the order of
+    latents' products; that some heads of a layer keep latents by single ops."""
     seen, ops = Seen(monkeypatch, Reference), native("", 1)
     every_op(ops, host_batch(3, 2, 40), fp8=False)
     assert ops.fallbacks() == () and seen.names <= {

@@ -142,8 +142,10 @@ def test_what_does_not_fit_is_named(ops: Ops) -> None:
 
 def test_a_layer_that_the_library_cannot_run_says_why(falling: Ops) -> None:
     made = layer(falling, torch.bfloat16, True, True)
-    strange = replace(made.layer, gate_EH=torch.full((EXPERTS, HIDDEN), 0.1))
+    strange = replace(
+        made.layer, gate_EH=torch.full((EXPERTS, HIDDEN), 0.1), gate_bias_E=torch.zeros(EXPERTS)
+    )
     assert made.handle is not None and falling.prepare_mla(strange).handle is None
     assert [(f.op, f.reason) for f in falling.fallbacks()] == [
-        ("mla_half", "a gate that torch.bfloat16 can't hold")
+        ("mla_half", "a gate with a bias that torch.bfloat16 can't hold")
     ]

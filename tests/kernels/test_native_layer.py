@@ -1,5 +1,6 @@
 """The fused attention half against the single ops it is made of."""
 
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
 import pytest
@@ -35,7 +36,8 @@ def layer(
     sink_A: torch.Tensor | None = None,
     kind: str = "",
 ) -> PreparedGqa:
-    """kind: norms of q and k are "wide", of all heads together, or "late", after the rotary embedding."""
+    """kind: norms of q and k are "wide", of all heads together, or "late", after the rotary embedding; or there are
+    "steps" that few families have, by "heads" or "centred" another choice of them."""
     g = torch.Generator().manual_seed(5)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -63,9 +65,26 @@ def layer(
             eps=1e-6,
             scale=SIZE**-0.5,
             sink_A=sink_A,
-            steps=Steps(late=kind == "late"),
+            steps=steps_of(ops, kind, noise),
         )
     )
+
+
+def steps_of(ops: Ops, kind: str, noise: Callable[..., torch.Tensor]) -> Steps:
+    scale_E = 1 + noise(EXPERTS).float()
+    if kind == "steps":
+        opening = ops.pack_linear(noise(HEADS * SIZE, HIDDEN))
+        norms = {
+            "after_norm_H": 1 + noise(HIDDEN),
+            "v_norm_D": 1 + noise(SIZE),
+            "router_norm_H": 1 + noise(HIDDEN),
+        }
+        return Steps(gate=opening, expert_scale_E=scale_E, q_scale_P=torch.linspace(0.5, 2, 64), **norms)
+    if kind == "heads":
+        return Steps(gate=ops.pack_linear(noise(HEADS, HIDDEN)), softplus=True, parallel=True, clip=0.7)
+    if kind == "centred":
+        return Steps(centred=True, input_bias_H=noise(HIDDEN), post_bias_H=noise(HIDDEN))
+    return Steps(late=kind == "late")
 
 
 def caches(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -74,16 +93,31 @@ def caches(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("norms", "router"), [(True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("norms", "router", "kind"),
+    [
+        (True, True, ""),
+        (False, False, ""),
+        (True, True, "steps"),
+        (False, True, "heads"),
+        (True, True, "centred"),
+    ],
+)
 @pytest.mark.parametrize("contexts", [[1], [5, 64, 17], list(range(1, 41))])
 def test_the_fused_half_is_its_parts(
-    pair: tuple[Ops, Ops], truth: Ops, dtype: torch.dtype, norms: bool, router: bool, contexts: list[int]
+    pair: tuple[Ops, Ops],
+    truth: Ops,
+    dtype: torch.dtype,
+    norms: bool,
+    router: bool,
+    kind: str,
+    contexts: list[int],
 ) -> None:
     batch = decode_batch(contexts)
     x = torch.randn(len(contexts), HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     results = []
     for ops in (*pair, truth):
-        made = layer(ops, dtype, norms, router)
+        made = layer(ops, dtype, norms, router, kind=kind)
         assert (made.handle is None) == (ops is truth)
         k, v = caches(len(contexts), dtype)
         stream = x.clone()
@@ -101,7 +135,7 @@ def test_the_fused_half_is_its_parts(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sink", [None, torch.linspace(-1, 2, HEADS)])
-@pytest.mark.parametrize("kind", ["", "wide", "late"])
+@pytest.mark.parametrize("kind", ["", "wide", "late", "steps", "heads", "centred"])
 def test_the_fused_half_has_the_bits_of_the_single_ops(
     ops: Ops, dtype: torch.dtype, sink: torch.Tensor | None, kind: str
 ) -> None:

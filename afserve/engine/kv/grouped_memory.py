@@ -16,7 +16,7 @@ from afserve.engine.kv.grouped_pool import GroupedPool
 from afserve.engine.kv.groups import KvGroup
 from afserve.kernels.cache import KeptShape, LayerCache, expect_bytes
 from afserve.kernels.devices.device import Event
-from afserve.kernels.memory_part import MemoryPart
+from afserve.kernels.devices.memory_part import MemoryPart
 from afserve.kernels.ops import Ops
 
 _MARKS = 16  # bytes: blocks begin at any element

@@ -21,6 +21,7 @@ from afserve.engine.step.spoiled import Spoiled
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.stack import Stopped
 from afserve.models.decoder import AttentionModel, DecoderLayer
 from afserve.models.router import Sent
 
@@ -48,6 +49,7 @@ class LayerRunner(Generic[T]):
     ) -> None:
         self.index, self.model, self.load, self.meter = index, model, load, meter
         self._kv, self._link = kv, link
+        self.moves_states = any(kind.attention.recurrent for kind in model.spec.kinds)
         self._spoiled = Spoiled(most_rows, model.ops.device)
         self._late: _Away[T] | None = None
         self._given_before: Mapping[int, str] = {}
@@ -77,7 +79,7 @@ class LayerRunner(Generic[T]):
         self.forget_step()
         if step.shared is not None:
             raise Abandoned("a device's exchange failed in the middle")
-        if any(kind.attention.recurrent for kind in self.model.spec.kinds):
+        if self.moves_states:
             raise StatesMoved("a device's exchange failed in the middle")
         return self._run(step, None)
 
@@ -113,11 +115,13 @@ class LayerRunner(Generic[T]):
         return x_TH, spoiled_T
 
     def resume_step(
-        self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, layer: int
+        self, step: StepInput, ticket: T, x_TH: Tensor, spoiled_T: Tensor, stopped: Stopped
     ) -> StepRun[T]:
-        """A step whose rows of `layer` are at the expert nodes, from there on."""
+        """A step whose rows of a layer are at the expert nodes, from there on."""
+        layer = stopped.layer
         ended = self.model.layers[layer]
-        sums_TH = yield from self._routed_sums(ended, ticket, None, None)
+        own_TH = ended.local_ffn(stopped.normed_TH, x_TH) if ended.adds_at_once else None
+        sums_TH = yield from self._routed_sums(ended, ticket, None, own_TH)
         self.model.ops.add_sums(x_TH, sums_TH, spoiled_T, layer)
         ended.finish(x_TH)
         return (yield from self._run_layers(step, x_TH, spoiled_T, layer + 1, None))

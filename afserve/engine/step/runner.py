@@ -33,7 +33,8 @@ class StepRunner(Protocol[T_co]):
     ) -> Sequence[Sequence[int]]:
         """Greedy steps of sequences that have one row each, in one call: by pass, each sequence's token. It ends behind
         the token that is one of a sequence's `stops`, and before a pass that gives anybody none. Without a pass it left
-        nothing behind: the step has to be run. Not to be asked without `most_passes`."""
+        nothing behind: the step has to be run. Not to be asked without `most_passes`. Raises StatesMoved where states
+        moved on in such a pass: no token of the call counts then."""
 
     @property
     def most_passes(self) -> int:

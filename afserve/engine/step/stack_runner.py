@@ -13,6 +13,7 @@ from afserve.comm.m2n.exchanges import ExchangingLink
 from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.shared_layers import StatesMoved
 from afserve.engine.step.spoiled import FINE
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
@@ -60,10 +61,12 @@ class StackRunner(Generic[T]):
         self, step: StepInput, passes: int, stops: Sequence[Sequence[int]]
     ) -> Sequence[list[int]]:
         layers = self._layers
-        if self._decoder is None or not fits_one_call(step, layers.meter):
+        if self._decoder is None or not _whole(step, layers):
             return ()
         groups = (step.paged, *step.further)[: len(self._block_sizes)]
         done = self._decoder.decode_tokens(step.token_T, groups, self._block_sizes, passes, stops)
+        if done.spoiled and layers.moves_states:
+            raise StatesMoved("a row was not finite")
         for expert_LSK in done.expert_PLSK:
             if len(expert_LSK):
                 layers.load.note_layers(layers.index, expert_LSK)
@@ -73,7 +76,7 @@ class StackRunner(Generic[T]):
         return found
 
     def run_step(self, step: StepInput) -> StepRun[T]:
-        if fits_one_call(step, self._layers.meter):
+        if _whole(step, self._layers):
             return self._run_stack(step)
         return self._layers.run_step(step)
 
@@ -115,7 +118,7 @@ class ExchangeRunner(Generic[T]):
         self._moe_layers = sum(layer.moe_number is not None for layer in layers.model.layers)
 
     def run_step(self, step: StepInput) -> StepRun[T]:
-        if step.alone and fits_one_call(step, self._layers.meter):
+        if step.alone and _whole(step, self._layers):
             exchange = self._link.exchange(self._layers.index, self._moe_layers)
             if exchange is not None:
                 return self._run_exchange(step, exchange)
@@ -141,7 +144,7 @@ class ExchangeRunner(Generic[T]):
             moe_number = layers.model.layers[stopped.layer].moe_number
             assert moe_number is not None, "stopped where nothing was sent"
             layers.meter.sent(layers.index, moe_number, ticket, layers.meter.now())
-            x_TH = yield from layers.resume_step(step, ticket, x_TH, spoiled_T, stopped.layer)
+            x_TH = yield from layers.resume_step(step, ticket, x_TH, spoiled_T, stopped)
         return x_TH
 
     def _settle(self, stopped: Stopped | None, chosen_LTK: Tensor | None) -> T | None:
@@ -157,6 +160,12 @@ def fits_one_call(step: StepInput, meter: Meter) -> bool:
     trace wants every layer."""
     plain = step.all_rows and step.paged.turns is None
     return plain and step.shared is None and meter.trace is None and not step.ahead
+
+
+def _whole(step: StepInput, layers: LayerRunner[T]) -> bool:
+    """The same, and no state is held that the call would move."""
+    held = step.paged.held is not None and layers.moves_states
+    return not held and fits_one_call(step, layers.meter)
 
 
 def note_stacked(done: Stacked, layers: LayerRunner[T]) -> None:
