@@ -33,8 +33,11 @@ class Gating:
     @property
     def odd(self) -> str:
         """What it is called where only some backends know it; empty for SiLU and for gpt-oss' clamped one."""
-        named = ((self.gelu, "GELU"), (self.bounded, "a bounded SwiGLU"), (self.squared, "ReLU squared"))
-        return next((name for is_so, name in named if is_so), "")
+        if self.gelu:
+            return "GELU"
+        if self.bounded:
+            return "a bounded SwiGLU"
+        return "ReLU squared" if self.squared else ""
 
     @property
     def projections(self) -> int:

@@ -32,3 +32,7 @@ class RouterRule:
     scale: float = 1.0
     closed_value: float = 0.0
     jitter: float = 0.0
+
+    def __hash__(self) -> int:
+        """Of few fields, since it is asked at every layer of a step."""
+        return hash((self.top_k, self.groups, self.scale))

@@ -123,7 +123,8 @@ class MambaMixer:
         self._ops, self._eps, self.state = ops, spec.eps, StateShape(shape.numbers)
         keys, _, values = shape.widths
         self._widths, self._groups = (shape.channels, values, a.heads), a.kv_heads
-        first = torch.arange(shape.channels)  # as checkpoints have it: values, keys, queries
+        first = torch.arange(shape.channels, device=ops.device)
+        # checkpoints have values, keys, queries
         order_C = torch.cat((first[-keys:], first[values:-keys], first[:values]))
         whole = tensors.weight(f"{stem}.in_proj.weight", values + shape.channels + a.heads, h)
         gate, steps = whole[:values], whole[values + shape.channels :]

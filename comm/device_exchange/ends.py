@@ -23,7 +23,7 @@ from afserve.kernels.devices.device import Queue
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.triton import symm_exchange as symm_kernels
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import cdiv, power_of_two
+from afserve.kernels.triton.launch import Prepared, cdiv, power_of_two
 from afserve.member import NodeId, Role
 
 _COLUMNS = 1024
@@ -141,6 +141,17 @@ class _End:
         flags = (ctypes.c_int32.from_address(address).value for address in self._boxes[micro_batch].own)
         return all(flag == number + ahead for flag, number in zip(flags, numbers, strict=True))
 
+    def _flags(
+        self, boxes: Boxes, awaited: Region, sent: Region, *, is_next: bool
+    ) -> tuple[Prepared, Prepared]:
+        """The launch that waits for messages, and the one that says that they are there."""
+        grid, timed = (len(boxes),), self._patience.timed
+        numbers = self._layout.max_rows, awaited.half, self._patience.limit
+        return (
+            Prepared(symm_kernels.wait_boxes, grid, numbers, NEXT=is_next, TIMED=timed, num_warps=1, **FUSED),
+            Prepared(symm_kernels.signal_boxes, grid, (sent.half,), TIMED=timed, num_warps=1, **FUSED),
+        )
+
     def waits_here(self) -> None:
         """Its last wait is in the current queue."""
         self._queue = self._place.current()
@@ -154,6 +165,30 @@ class SymmAttention(_End):
 
     def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience = Patience()) -> None:
         super().__init__(layout, boxes, patience, Role.EXPERT)
+        self._flags_M = [self._flags(one, self._combine, self._dispatch, is_next=False) for one in boxes]
+        self._sends: dict[tuple[object, ...], tuple[Prepared, Prepared]] = {}
+        self._sums: dict[tuple[object, ...], Prepared] = {}
+
+    def _sending(
+        self, nodes: int, rows: int, stride: int, routed: tuple[int, int] | None
+    ) -> tuple[Prepared, Prepared]:
+        """A row's places, and where it goes; `routed` has how many experts and replicas."""
+        layout = self._layout
+        experts, replicas = routed or (0, 1)
+        plan = Prepared(
+            symm_kernels.plan_nodes, (nodes,), (rows, layout.slots, experts, replicas, layout.hidden, stride),
+            CHOICES=layout.top_k, ROUTED=routed is not None, ROWS=_PLAN_ROWS, **FUSED,
+        )  # fmt: skip
+        numbers = rows, layout.hidden, stride, nodes, *self._rows
+        return plan, Prepared(symm_kernels.put_rows, (rows, self._parts), numbers, **self._moved)
+
+    def _summing(self, nodes: int, rows: int, stride: int, add: bool) -> Prepared:
+        region, layout = self._combine, self._layout
+        return Prepared(
+            symm_kernels.sum_answers, (rows, self._parts),
+            (rows, layout.hidden, stride, nodes, region.half, 0, region.x), 5, ADD=add, COLUMNS=self._columns,
+            WIRE=_WIRES[layout.combine_wire], **FUSED,
+        )  # fmt: skip
 
     def dispatch(
         self, x_TH: Tensor, slot_TK: Tensor, weight_TK: Tensor, stamp: Tensor, micro_batch: int,
@@ -165,35 +200,26 @@ class SymmAttention(_End):
         type, that `routes` turn into such; rows without a slot stay here, so T may be an upper bound. `stamp` is int32
         (layer, epoch), on the device. T is at most the layout's most rows.
         """
-        layout, boxes, rows = self._layout, self._boxes[micro_batch], x_TH.shape[0]
-        nodes = len(boxes)
-        assert rows <= layout.max_rows and x_TH.stride(1) == 1, (
+        boxes, rows, (stride, step) = self._boxes[micro_batch], x_TH.shape[0], x_TH.stride()
+        nodes, peer_N = len(boxes.own), boxes.peer_N
+        assert rows <= self._layout.max_rows and step == 1, (
             "more rows than fit, or rows that are not contiguous"
         )
         number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
-        place_NT = torch.empty((nodes, rows), dtype=torch.int32, device=x_TH.device)
-        chosen_TK, slot_EP, below_EP, experts, replicas = slot_TK, None, None, 0, 1
+        place_NT = number_N.new_empty(nodes, rows)
+        chosen_TK, slot_EP, below_EP, routed = slot_TK, None, None, None
         if routes is not None:
-            slot_TK, slot_EP, below_EP = (
-                torch.empty_like(weight_TK, dtype=torch.int32),
-                routes.slot_EP,
-                routes.below_EP,
-            )
-            experts, replicas = slot_EP.shape[0] - 1, slot_EP.shape[1]
-        symm_kernels.plan_nodes[(nodes,)](
-            x_TH, chosen_TK, slot_EP, below_EP, slot_TK, place_NT, count_N, number_N, rows, layout.slots, experts,
-            replicas, layout.hidden, x_TH.stride(0), CHOICES=layout.top_k, ROUTED=routes is not None, ROWS=_PLAN_ROWS,
-            **FUSED,
-        )  # fmt: skip
+            slot_TK, slot_EP, below_EP = number_N.new_empty(*weight_TK.shape), routes.slot_EP, routes.below_EP
+            experts, replicas = slot_EP.shape
+            routed = experts - 1, replicas
+        sizes = nodes, rows, stride, routed
+        if sizes not in self._sends:
+            self._sends[sizes] = self._sending(*sizes)
+        plan, put = self._sends[sizes]
+        plan(x_TH, chosen_TK, slot_EP, below_EP, slot_TK, place_NT, count_N, number_N)
         if rows:
-            symm_kernels.put_rows[(rows, self._parts)](
-                x_TH, slot_TK, weight_TK, place_NT, number_N, boxes.peer_N, rows, layout.hidden, x_TH.stride(0),
-                nodes, *self._rows, **self._moved,
-            )  # fmt: skip
-        symm_kernels.signal_boxes[(nodes,)](
-            boxes.peer_N, number_N, count_N, stamp, self._dispatch.half, TIMED=self._patience.timed, num_warps=1,
-            **FUSED,
-        )  # fmt: skip
+            put(x_TH, slot_TK, weight_TK, place_NT, number_N, peer_N)
+        self._flags_M[micro_batch][1](peer_N, number_N, count_N, stamp)
         return SymmTicket(micro_batch, place_NT)
 
     def is_there(self, micro_batch: int) -> bool:
@@ -219,19 +245,15 @@ class SymmAttention(_End):
         self, ticket: SymmTicket, y_TH: Tensor, shared_TH: Tensor | None, bad_T: Tensor | None, layer: int, *,
         add: bool,
     ) -> None:  # fmt: skip
-        layout, boxes, region = self._layout, self._boxes[ticket.micro_batch], self._combine
-        number_N, rows = self._number_MN[ticket.micro_batch], y_TH.shape[0]
+        boxes, number_N = self._boxes[ticket.micro_batch], self._number_MN[ticket.micro_batch]
+        own_N, error, rows = boxes.own_N, self._error, y_TH.shape[0]
         self.waits_here()
-        symm_kernels.wait_boxes[(len(boxes),)](
-            boxes.own_N, number_N, None, None, self._error, self._host, layout.max_rows, region.half,
-            self._patience.limit, NEXT=False, TIMED=self._patience.timed, num_warps=1, **FUSED,
-        )  # fmt: skip
+        self._flags_M[ticket.micro_batch][0](own_N, number_N, None, None, error, self._host)
         if rows:
-            symm_kernels.sum_answers[(rows, self._parts)](
-                boxes.own_N, number_N, ticket.place_NT, self._error, y_TH, shared_TH, bad_T, rows, layout.hidden,
-                y_TH.stride(0), len(boxes), region.half, layer, region.x, ADD=add, COLUMNS=self._columns,
-                WIRE=_WIRES[layout.combine_wire], **FUSED,
-            )  # fmt: skip
+            sizes = len(boxes.own), rows, y_TH.stride(0), add
+            if sizes not in self._sums:
+                self._sums[sizes] = self._summing(*sizes)
+            self._sums[sizes](own_N, number_N, ticket.place_NT, error, y_TH, shared_TH, bad_T, free=layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,40 +283,45 @@ class SymmExpert(_End):
         super().__init__(layout, boxes, patience, Role.ATTENTION)
         self._dtype = dtype if self._fp8 else layout.dispatch_wire.dtype
         self._header_MN2 = [self._words(2 * len(one)).view(-1, 2) for one in boxes]
+        self._flags_M = [self._flags(one, self._dispatch, self._combine, is_next=True) for one in boxes]
+        self._moves_M = [self._moves(len(one)) for one in boxes]
+
+    def _moves(self, boxes: int) -> tuple[Prepared, Prepared]:
+        """Of rows that came, and of answers."""
+        layout, region, padded = self._layout, self._combine, power_of_two(boxes)
+        grid, numbers = (boxes * layout.max_rows, self._parts), (boxes, layout.max_rows, layout.hidden)
+        take = Prepared(symm_kernels.take_rows, grid, (*numbers, *self._rows), BOXES=padded, **self._moved)
+        return take, Prepared(
+            symm_kernels.put_answers, grid, (*numbers, region.half, region.x), COLUMNS=self._columns, BOXES=padded,
+            WIRE=_WIRES[layout.combine_wire], **FUSED,
+        )  # fmt: skip
 
     def is_there(self, micro_batch: int) -> bool:
         """Whether `receive` would wait for nobody; True on a device, which waits itself."""
         return self._arrived(micro_batch, 1)
 
-    def receive(self, micro_batch: int) -> SymmArrival:
-        """Wait, on the device, for the next message of every attention node, and put their rows together."""
-        layout, boxes = self._layout, self._boxes[micro_batch]
-        number_N, count_N = self._number_MN[micro_batch], self._count_MN[micro_batch]
-        most = len(boxes) * layout.max_rows
-        x_NH = torch.empty((most, layout.hidden), dtype=self._dtype, device=self._device)
-        slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=self._device)
-        weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=self._device)
-        header_N2 = self._header_MN2[micro_batch]
+    def receive(self, micro_batch: int, into: SymmArrival | None = None) -> SymmArrival:
+        """Wait, on the device, for the next message of every attention node, and put their rows together, `into` the
+        memory of an earlier one that was answered."""
+        arrival = into or self._arrival(micro_batch)
+        known = self._boxes[micro_batch].own_N, self._number_MN[micro_batch], self._count_MN[micro_batch]
         self.waits_here()
-        symm_kernels.wait_boxes[(len(boxes),)](
-            boxes.own_N, number_N, count_N, header_N2, self._error, self._host, layout.max_rows,
-            self._dispatch.half, self._patience.limit, NEXT=True, TIMED=self._patience.timed, num_warps=1, **FUSED,
-        )  # fmt: skip
-        symm_kernels.take_rows[(most, self._parts)](
-            boxes.own_N, number_N, count_N, x_NH, slot_NK, weight_NK, len(boxes), layout.max_rows, layout.hidden,
-            *self._rows, BOXES=power_of_two(len(boxes)), **self._moved,
-        )  # fmt: skip
-        return SymmArrival(micro_batch, x_NH, slot_NK, weight_NK, header_N2)
+        self._flags_M[micro_batch][0](*known, arrival.header_N2, self._error, self._host)
+        self._moves_M[micro_batch][0](*known, arrival.x_NH, arrival.slot_NK, arrival.weight_NK)
+        return arrival
+
+    def _arrival(self, micro_batch: int) -> SymmArrival:
+        layout, device = self._layout, self._device
+        most = len(self._boxes[micro_batch]) * layout.max_rows
+        x_NH = torch.empty((most, layout.hidden), dtype=self._dtype, device=device)
+        slot_NK = torch.empty((most, layout.top_k), dtype=torch.int32, device=device)
+        weight_NK = torch.empty((most, layout.top_k), dtype=torch.float32, device=device)
+        return SymmArrival(micro_batch, x_NH, slot_NK, weight_NK, self._header_MN2[micro_batch])
 
     def answer(self, arrival: SymmArrival, y_NH: Tensor) -> None:
         """Send each row's weighted partial sum back; y_NH is contiguous, of any float dtype, rows as in `arrival`."""
-        layout, boxes = self._layout, self._boxes[arrival.micro_batch]
-        number_N, count_N = self._number_MN[arrival.micro_batch], self._count_MN[arrival.micro_batch]
-        region, stamp = self._combine, arrival.header_N2
-        symm_kernels.put_answers[(len(boxes) * layout.max_rows, self._parts)](
-            y_NH, count_N, number_N, boxes.peer_N, len(boxes), layout.max_rows, layout.hidden, region.half, region.x,
-            COLUMNS=self._columns, BOXES=power_of_two(len(boxes)), WIRE=_WIRES[layout.combine_wire], **FUSED,
-        )  # fmt: skip
-        symm_kernels.signal_boxes[(len(boxes),)](
-            boxes.peer_N, number_N, count_N, stamp, region.half, TIMED=self._patience.timed, num_warps=1, **FUSED,
-        )  # fmt: skip
+        micro_batch = arrival.micro_batch
+        peer_N, number_N = self._boxes[micro_batch].peer_N, self._number_MN[micro_batch]
+        count_N = self._count_MN[micro_batch]
+        self._moves_M[micro_batch][1](y_NH, count_N, number_N, peer_N)
+        self._flags_M[micro_batch][1](peer_N, number_N, count_N, arrival.header_N2)

@@ -73,20 +73,20 @@ class DeviceLink(ExpertLink):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         assert 0 < self._layout.exchange < MOST_LAYERS, f"steps of {self._layout.exchange} layers"
         layer_L = torch.arange(self._layout.exchange, dtype=torch.int32)
-        self._stamp_L4 = functional.pad(layer_L[:, None], (0, 3)).to(self._device)  # 16 bytes a layer
+        self._stamps = functional.pad(layer_L[:, None], (0, 3)).to(self._device).unbind()  # 16 bytes a layer
 
     def dispatch(
         self, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, *, layer: int, micro_batch: int
     ) -> Ticket:
-        step = self._steps.get(micro_batch)
-        if layer == 0 and len(x_TH):
+        step, rows = self._steps.get(micro_batch), x_TH.shape[0]
+        if layer == 0 and rows:
             step = step if step is not None and step.prepared else self._open(micro_batch)
             if step is not None:
                 step.next_layer = 0
-        if step is None or layer >= self._layout.exchange or not len(x_TH):
+        if step is None or layer >= self._layout.exchange or not rows:
             return super().dispatch(x_TH, expert_TK, weight_TK, layer=layer, micro_batch=micro_batch)
         routes, deadline = step.table.layers[layer], self._clock.now() + self._deadline
-        ticket = Ticket(layer, micro_batch, len(x_TH), deadline, routes, step.table.epoch)
+        ticket = Ticket(layer, micro_batch, rows, deadline, routes, step.table.epoch)
         assert step.why or layer == step.next_layer, f"layer {layer} after {step.next_layer - 1}"
         sent = None if step.why else self._send(step, x_TH, expert_TK, weight_TK, layer)
         ticket.exchanged = _Exchanged(step, sent)
@@ -247,7 +247,7 @@ class DeviceLink(ExpertLink):
         self, step: _Step, x_TH: Tensor, expert_TK: Tensor, weight_TK: Tensor, layer: int
     ) -> SymmTicket:
         step.next_layer, step.since = layer + 1, self._clock.now()
-        stamp, routes = self._stamp_L4[layer], step.table.layers[layer]
+        stamp, routes = self._stamps[layer], step.table.layers[layer]
         return step.front.dispatch(x_TH, expert_TK, weight_TK, stamp, 0, routes)
 
     def _send_nothing(self, step: _Step) -> None:

@@ -93,12 +93,13 @@ class SteppingPort(ExpertPort):
         return known[1]
 
     def _serve(self, end: SymmExpert, layers: int) -> Iterator[None]:
+        """All layers of a step in the same memory."""
         shape, dtype = (self.layout.max_rows, self.layout.hidden), self.layout.combine_wire.dtype
+        y_NH, arrival = torch.empty(shape, dtype=dtype, device=self._device), None
         for layer in range(layers):
             while not end.is_there(0):
                 yield
-            arrival = end.receive(0)
-            y_NH = torch.empty(shape, dtype=dtype, device=self._device)
+            arrival = end.receive(0, arrival)
             self._bank.forward(layer, arrival.x_NH, arrival.slot_NK, arrival.weight_NK, y_NH)
             end.answer(arrival, y_NH)
             self.exchanged += 1

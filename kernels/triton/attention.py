@@ -7,6 +7,8 @@ Shapes: T tokens, S sequences, A query heads, G key/value heads, D head size, N 
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.launch import launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_WINDOW = 1 << 30
@@ -178,7 +180,7 @@ def attend_gqa(
     assert k_NGBD.stride(3) == v_NGBD.stride(3) == batch.block_table_SB.stride(1) == 1, (
         "rows must be contiguous"
     )
-    out = torch.empty((*q_TAD.shape[:2], v_NGBD.shape[3]), dtype=q_TAD.dtype, device=q_TAD.device)
+    out = q_TAD.new_empty(q_TAD.shape[0], q_TAD.shape[1], v_NGBD.shape[3])
     if q_TAD.shape[0]:
         decode_gqa(q_TAD, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, parts, out)
         if batch.max_query > 1:
@@ -191,17 +193,34 @@ def decode_gqa(
     sink_A: Tensor | None, tile: AttentionTile, parts: int, out: Tensor,
 ) -> None:  # fmt: skip
     """Sequences of one query, each cut into at most `parts`."""
-    groups, columns = k_NGBD.shape[1], v_NGBD.shape[3]
-    repeat = q_TAD.shape[1] // groups
-    scratch = split_scratch(batch.sequences, q_TAD.shape[1], parts, columns, q_TAD.device)
-    _decode[(batch.sequences, groups, parts)](
-        q_TAD, k_NGBD, v_NGBD, out, *scratch, sink_A,
-        batch.query_start_S1, batch.context_S, batch.block_table_SB,
-        scale, window or NO_WINDOW, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch), parts,
-        DIRECT=parts == 1, ROWS=max(16, power_of_two(repeat)), SHORTEST=tile.split,
-        **_constants(tile, k_NGBD, v_NGBD),
+    scratch = split_scratch(batch.sequences, q_TAD.shape[1], parts, v_NGBD.shape[3], q_TAD.device)
+    strides = q_TAD.stride()[:2], batch.block_table_SB.stride(0), k_NGBD.stride()[:3], v_NGBD.stride()[:3]
+    decode = _decoding(
+        batch.sequences, q_TAD.shape[1], k_NGBD.shape, v_NGBD.shape[3], k_NGBD.dtype, scale, window, tile, parts,
+        strides,
     )  # fmt: skip
+    batched = batch.query_start_S1, batch.context_S, batch.block_table_SB
+    decode(q_TAD, k_NGBD, v_NGBD, out, *scratch, sink_A, *batched)
     join_parts(scratch, sink_A, batch.query_start_S1, out)
+
+
+_Strides = tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]
+
+
+@planned
+def _decoding(
+    sequences: int, heads: int, keys: tuple[int, int, int, int], values: int, dtype: torch.dtype, scale: float,
+    window: int | None, tile: AttentionTile, parts: int, strides: _Strides,
+) -> Prepared:  # fmt: skip
+    _, groups, block, size = keys
+    of_q, of_table, of_k, of_v = strides
+    repeat = heads // groups
+    return Prepared(
+        _decode, (sequences, groups, parts),
+        (scale, window or NO_WINDOW, groups, repeat, size, values, *of_q, of_table, *of_k, *of_v, parts),
+        DIRECT=parts == 1, ROWS=max(16, power_of_two(repeat)), SHORTEST=tile.split,
+        **_constants(tile, block, size, values, dtype),
+    )  # fmt: skip
 
 
 def chunks_gqa(
@@ -217,7 +236,8 @@ def chunks_gqa(
         q_TAD, k_NGBD, v_NGBD, out, sink_A, batch.query_start_S1, batch.context_S, batch.block_table_SB,
         scale, window or NO_WINDOW, batch.sequences, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch),
         WINDOWED=window is not None, SEQUENCES=max(16, power_of_two(batch.sequences)),
-        QUERIES=queries, REPEAT=padded, **_constants(tile, k_NGBD, v_NGBD),
+        QUERIES=queries, REPEAT=padded,
+        **_constants(tile, k_NGBD.shape[2], k_NGBD.shape[3], v_NGBD.shape[3], k_NGBD.dtype),
     )  # fmt: skip
 
 
@@ -228,10 +248,9 @@ def _sizes(q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch) -> 
     )  # fmt: skip
 
 
-def _constants(tile: AttentionTile, k_NGBD: Tensor, v_NGBD: Tensor) -> dict[str, object]:
+def _constants(tile: AttentionTile, block: int, size: int, values: int, dtype: torch.dtype) -> dict[str, Any]:
     return {
-        "BLOCK": k_NGBD.shape[2], "KEYS": tile.keys, "PRECISION": "ieee" if k_NGBD.dtype is torch.float32 else "tf32",
-        "SIZE": max(16, power_of_two(k_NGBD.shape[3])),
-        "V_SIZE": max(16, power_of_two(v_NGBD.shape[3])),
+        "BLOCK": block, "KEYS": tile.keys, "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
+        "SIZE": max(16, power_of_two(size)), "V_SIZE": max(16, power_of_two(values)),
         "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
     }  # fmt: skip

@@ -32,6 +32,7 @@ from afserve.kernels.triton.experts import ExpertWeights
 from afserve.kernels.triton.experts_bits import CodedWeights
 from afserve.kernels.triton.joining import Joint
 from afserve.kernels.triton.latents import LatentBackend
+from afserve.kernels.triton.launch import planned
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.tiles import TileTable
 
@@ -60,6 +61,7 @@ class TritonBackend(LatentBackend):
     ) -> None:
         super().__init__(device, multiprocessors, tiles or TileTable(), parts)
         self._has_fp8, self._library = has_fp8, library
+        self._expert_tiles = planned(self.tiles.expert_tiles)
 
     @classmethod
     def open(cls, device: torch.device, parts: int | None = None, library: str = "") -> Self:
@@ -156,7 +158,7 @@ class TritonBackend(LatentBackend):
             gate_up, down = (int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI))
             experts.handle.set(slot, gate_up, down, biases)
             return
-        if not _weights(experts).scaled:
+        if not isinstance(experts.handle, ExpertWeights) or not experts.handle.scaled:
             super().set_expert(experts, slot, gate_up_JH, down_HI, biases)
             return
         blocks = (BlockScaled(*quantise_blocks(w.to(self.device))) for w in (*gate_up_JH.chunk(2), down_HI))
@@ -168,8 +170,12 @@ class TritonBackend(LatentBackend):
         if isinstance(experts.handle, CodedWeights):
             self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
             return
-        weights = _weights(experts)
-        if weights.gate_up_scale is None or weights.down_scale is None:
+        weights = experts.handle
+        if (
+            not isinstance(weights, ExpertWeights)
+            or weights.gate_up_scale is None
+            or weights.down_scale is None
+        ):
             self.set_expert(experts, slot, *dequantised(gate, up, down, experts.dtype))
             return
         inner, blocks = experts.inner, weights.gate_up_scale.shape[1] // 2
@@ -197,12 +203,12 @@ class TritonBackend(LatentBackend):
             rows = rows.contiguous()
         each = experts.rows_expected(slot_RK.numel())
         if isinstance(experts.handle, CodedWeights):
-            tiles = self.tiles.expert_tiles("fp32" if rows.dtype is torch.float32 else "16-bit", each)
+            tiles = self._expert_tiles("fp32" if rows.dtype is torch.float32 else "16-bit", each)
             chosen = slot_RK.contiguous(), weight_RK.contiguous()
             triton_bits.expert_ffn(rows, *chosen, experts.handle, tiles, out_RH, add)
             return
         weights = _weights(experts)
-        tiles = self.tiles.expert_tiles(weights.kind, each)
+        tiles = self._expert_tiles(weights.kind, each)
         triton_experts.expert_ffn(
             rows, slot_RK.contiguous(), weight_RK.contiguous(), weights, tiles, out_RH, add
         )

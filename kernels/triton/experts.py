@@ -7,7 +7,8 @@ rule and no checkpoint. Shapes: R rows, K choices, E slots, H hidden, I inner, J
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +18,29 @@ import triton.language as tl
 from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
-from afserve.kernels.triton.launch import cdiv, launched
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
 from afserve.kernels.triton.quant import fp8_scale, quantise_groups, to_fp8
+
+
+class _Sizes(NamedTuple):
+    """What launches of a layer depend on; `joint` are constants of the kernel that joins gate and up."""
+
+    slots: int
+    hidden: int
+    inner: int
+    group: int
+    scaled: bool
+    precision: str
+    joint: tuple[tuple[str, Any], ...]
+    down_bias: bool
+
+    def constants(self, tile: Tile) -> dict[str, Any]:
+        return {
+            "SCALED": self.scaled, "GROUP": self.group, "PRECISION": self.precision,
+            "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "BAND": tile.band,
+            "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +54,26 @@ class ExpertWeights:
     down_scale: Tensor | None = None
     group: int = GROUP
     joint: Joint = PLAIN
+    kind: str = field(init=False)
+    sizes: _Sizes = field(init=False)
 
     def __post_init__(self) -> None:
         held = (self.gate_up_EJH, self.down_EHI, self.gate_up_scale, self.down_scale)
         assert all(x is None or x.is_contiguous() for x in held), (
             "expert weights and scales must be contiguous"
         )
+        kind = "fp32" if self.gate_up_EJH.dtype is torch.float32 else "16-bit"
+        slots, hidden, inner = self.down_EHI.shape
+        sizes = _Sizes(
+            slots, hidden, inner, self.group, self.scaled, "ieee" if kind == "fp32" else "tf32",
+            tuple(self.joint.constants().items()), self.joint.down_bias_EH is not None,
+        )  # fmt: skip
+        object.__setattr__(self, "kind", "fp8" if self.scaled else kind)
+        object.__setattr__(self, "sizes", sizes)
 
     @property
     def scaled(self) -> bool:
         return self.gate_up_scale is not None
-
-    @property
-    def kind(self) -> str:
-        if self.scaled:
-            return "fp8"
-        return "fp32" if self.gate_up_EJH.dtype is torch.float32 else "16-bit"
 
 
 @triton.jit
@@ -175,23 +200,33 @@ def grouped_gate_up(
 
     x_scale as `quantise_groups` lays it: the rows of one group side by side.
     """
-    inner, hidden = weights.gate_up_EJH.shape[1] // 2, x_RH.shape[1]
-    groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
-    h_PI = torch.empty((plan.pair_P.shape[0], inner), dtype=x_RH.dtype, device=x_RH.device)
+    sizes, places = weights.sizes, plan.pair_P.shape[0]
+    h_PI = x_RH.new_empty(places, sizes.inner)
     h_scale = None
     if weights.scaled:
         assert tile.depth == tile.columns == weights.group, (
             f"an FP8 tile {tile} must be one {weights.group} block"
         )
-        h_scale = torch.empty((groups_i, plan.pair_P.shape[0]), dtype=torch.float32, device=x_RH.device)
-    grid = (plan.tiles * cdiv(inner, tile.columns),)
-    _gate_up[grid](
+        groups = -(-sizes.inner // weights.group)
+        h_scale = x_RH.new_empty(groups, places, dtype=torch.float32)
+    _joining(sizes, places, x_RH.stride(0), _step(x_scale), choices, tile)(
         x_RH, weights.gate_up_EJH, h_PI, plan.pair_P, plan.tile_slot_M, x_scale, weights.gate_up_scale, h_scale,
         weights.joint.gate_up_bias_EJ,
-        plan.tiles, hidden, inner, x_RH.stride(0), _step(x_scale), plan.pair_P.shape[0], groups_h, groups_i,
-        CHOICES=choices, EVEN=hidden % tile.depth == 0, **weights.joint.constants(), **_constants(weights, tile),
     )  # fmt: skip
     return h_PI, h_scale
+
+
+@planned
+def _joining(
+    sizes: _Sizes, places: int, x_stride: int, scale_step: int, choices: int, tile: Tile
+) -> Prepared:
+    hidden, inner, tiles = sizes.hidden, sizes.inner, places // tile.rows
+    groups_h, groups_i = -(-hidden // sizes.group), -(-inner // sizes.group)
+    return Prepared(
+        _gate_up, (tiles * cdiv(inner, tile.columns),),
+        (tiles, hidden, inner, x_stride, scale_step, places, groups_h, groups_i),
+        CHOICES=choices, EVEN=hidden % tile.depth == 0, **dict(sizes.joint), **sizes.constants(tile),
+    )  # fmt: skip
 
 
 def grouped_down(
@@ -205,21 +240,27 @@ def grouped_down(
 ) -> Tensor:
     """part_PH = weight * (h_PI @ down^T) of each place's pair and slot, rounded once, to `dtype`: float32 sums of
     such parts do not depend on which of them are added on which node. Padding is left unwritten."""
-    _, hidden, inner = weights.down_EHI.shape
-    groups_h, groups_i = -(-hidden // weights.group), -(-inner // weights.group)
+    sizes, places = weights.sizes, h_PI.shape[0]
     if weights.scaled:
         assert tile.depth == weights.group and weights.group % tile.columns == 0, (
             f"tile {tile} crosses scale blocks"
         )
-    part_PH = torch.empty((h_PI.shape[0], hidden), dtype=dtype, device=h_PI.device)
-    grid = (plan.tiles * cdiv(hidden, tile.columns),)
-    _down[grid](
+    part_PH = torch.empty(places, sizes.hidden, dtype=dtype, device=h_PI.device)
+    _lowering(sizes, places, tile)(
         h_PI, weights.down_EHI, part_PH, plan.pair_P, plan.tile_slot_M, weight_RK, h_scale, weights.down_scale,
         weights.joint.down_bias_EH,
-        plan.tiles, hidden, inner, h_PI.shape[0], groups_h, groups_i,
-        EVEN=inner % tile.depth == 0, BIAS=weights.joint.down_bias_EH is not None, **_constants(weights, tile),
     )  # fmt: skip
     return part_PH
+
+
+@planned
+def _lowering(sizes: _Sizes, places: int, tile: Tile) -> Prepared:
+    hidden, inner, tiles = sizes.hidden, sizes.inner, places // tile.rows
+    groups_h, groups_i = -(-hidden // sizes.group), -(-inner // sizes.group)
+    return Prepared(
+        _down, (tiles * cdiv(hidden, tile.columns),), (tiles, hidden, inner, places, groups_h, groups_i),
+        EVEN=inner % tile.depth == 0, BIAS=sizes.down_bias, **sizes.constants(tile),
+    )  # fmt: skip
 
 
 def expert_ffn(
@@ -240,7 +281,7 @@ def expert_ffn(
         if not add:
             out_RH.zero_()
         return
-    plan = plan_rows(slot_RK, weights.down_EHI.shape[0], tiles.rows)
+    plan = plan_rows(slot_RK, weights.sizes.slots, tiles.rows)
     rows, scale = quantise_groups(x_RH, weights.group) if weights.scaled else (x_RH, None)
     h_PI, h_scale = grouped_gate_up(rows, scale, weights, plan, slot_RK.shape[1], tiles.gate_up)
     part_PH = grouped_down(h_PI, h_scale, weights, plan, weight_RK, tiles.down, x_RH.dtype)
@@ -253,11 +294,3 @@ def _step(x_scale: Tensor | None) -> int:
         return 0
     assert x_scale.stride(0) == 1 or x_scale.shape[0] == 1, "the scales of one group must lie side by side"
     return x_scale.stride(1)
-
-
-def _constants(weights: ExpertWeights, tile: Tile) -> dict[str, object]:
-    return {
-        "SCALED": weights.scaled, "GROUP": weights.group, "PRECISION": "ieee" if weights.kind == "fp32" else "tf32",
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "BAND": tile.band,
-        "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
-    }  # fmt: skip

@@ -9,7 +9,6 @@ Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row, N
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 import triton
@@ -17,7 +16,7 @@ import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
 
 
 @triton.jit
@@ -161,16 +160,21 @@ def _keep_latents(
 def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
     """x_TAD turned by its positions; columns past twice cos_PD's are copied."""
     x_TAD, cos_PD, sin_PD = _packed_last(x_TAD), cos_PD.contiguous(), sin_PD.contiguous()
-    tokens, heads, size = x_TAD.shape
-    out_TAD = torch.empty(x_TAD.shape, dtype=x_TAD.dtype, device=x_TAD.device)
-    half = cos_PD.shape[1]
-    if out_TAD.numel():
-        _rope[(tokens,)](
-            x_TAD, out_TAD, cos_PD, sin_PD, position_T, heads, x_TAD.stride(0), x_TAD.stride(1), half, size,
-            HEADS=power_of_two(heads), HALF=power_of_two(half), REST=_rest(size, half), INTERLEAVED=interleaved,
-            **FUSED,
-        )  # fmt: skip
+    shape = x_TAD.shape
+    out_TAD = x_TAD.new_empty(*shape)
+    if 0 not in shape:
+        turn = _turning(shape, x_TAD.stride(), cos_PD.shape[1], interleaved)
+        turn(x_TAD, out_TAD, cos_PD, sin_PD, position_T)
     return out_TAD
+
+
+@planned
+def _turning(shape: tuple[int, ...], stride: tuple[int, ...], half: int, interleaved: bool) -> Prepared:
+    tokens, heads, size = shape
+    return Prepared(
+        _rope, (tokens,), (heads, *stride[:2], half, size), HEADS=power_of_two(heads), HALF=power_of_two(half),
+        REST=_rest(size, half), INTERLEAVED=interleaved, **FUSED,
+    )  # fmt: skip
 
 
 def rope_write_kv(
@@ -181,7 +185,7 @@ def rope_write_kv(
     """Turned queries; the turned keys and the values go to their cache slots in the same launch. Queries and keys are
     normed per head first where a norm is given."""
     q_TAD = _packed_last(q_TAD)
-    out_TAD = torch.empty(q_TAD.shape, dtype=q_TAD.dtype, device=q_TAD.device)
+    out_TAD = q_TAD.new_empty(*q_TAD.shape)
     turn = _Turn(cos_PD.contiguous(), sin_PD.contiguous(), position_T, q_norm_D, k_norm_D, eps, interleaved)
     _launch_kv(q_TAD, k_TGD, v_TGD, out_TAD, turn, k_NGBD, v_NGBD, kv_slot_T)
     return out_TAD
@@ -210,19 +214,29 @@ def _launch_kv(
 ) -> None:  # fmt: skip
     k_TGD, v_TGD = _packed_last(k_TGD), _packed_last(v_TGD)
     assert k_NGBD.stride(3) == v_NGBD.stride(3) == 1, "cache rows must be contiguous"
-    tokens, groups, size = k_TGD.shape
-    half = turn.cos_PD.shape[1] if turn else size // 2
     norms = (turn.q_norm_D, turn.k_norm_D) if turn else (None, None)
     angles = (turn.cos_PD, turn.sin_PD, turn.position_T) if turn else (None, None, None)
-    if tokens:
-        _rope_write_kv[(tokens, 3 if turn else 2)](
-            q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, *norms, *angles, kv_slot_T, turn.eps if turn else 0.0,
-            q_TAD.shape[1], groups, half, size, v_TGD.shape[2], k_NGBD.shape[2],
-            *q_TAD.stride()[:2], *k_TGD.stride()[:2], *v_TGD.stride()[:2], *k_NGBD.stride()[:3], *v_NGBD.stride()[:3],
-            TURN=turn is not None, HEADS=power_of_two(q_TAD.shape[1]), GROUPS=power_of_two(groups),
-            HALF=power_of_two(half), REST=_rest(size, half), VALUES=power_of_two(v_TGD.shape[2]),
-            KEYS=power_of_two(size), INTERLEAVED=turn is not None and turn.interleaved, **FUSED,
-        )  # fmt: skip
+    if k_TGD.shape[0]:
+        how = (turn.eps, turn.cos_PD.shape[1], turn.interleaved) if turn else None
+        strides = q_TAD.stride(), k_TGD.stride(), v_TGD.stride(), k_NGBD.stride(), v_NGBD.stride()
+        write = _writing(how, q_TAD.shape[1], k_TGD.shape, v_TGD.shape[2], k_NGBD.shape[2], strides)
+        write(q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, *norms, *angles, kv_slot_T)
+
+
+@planned
+def _writing(
+    turn: tuple[float, int, bool] | None, heads: int, shape: tuple[int, ...], values: int, block_size: int,
+    strides: tuple[tuple[int, ...], ...],
+) -> Prepared:  # fmt: skip
+    tokens, groups, size = shape
+    eps, half, interleaved = turn or (0.0, size // 2, False)
+    return Prepared(
+        _rope_write_kv, (tokens, 3 if turn else 2),
+        (eps, heads, groups, half, size, values, block_size, *(n for stride in strides for n in stride[:-1])),
+        TURN=turn is not None, HEADS=power_of_two(heads), GROUPS=power_of_two(groups),
+        HALF=power_of_two(half), REST=_rest(size, half), VALUES=power_of_two(values),
+        KEYS=power_of_two(size), INTERLEAVED=interleaved, **FUSED,
+    )  # fmt: skip
 
 
 def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
@@ -232,9 +246,11 @@ def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> Non
 
 def keep_latents(made_TD: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
     """`Reference.keep_latents`, one launch."""
-    query, made_TD = made_TD[:, : layer.query], _packed_last(made_TD)
-    if layer.q_norm_R is not None:
-        query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    made_TD = _packed_last(made_TD)
+    if layer.q_norm_R is None:
+        query = made_TD[:, : layer.query]
+    else:
+        query = made_TD.new_empty(made_TD.shape[0], layer.query)
     _launch_latents(made_TD, query, cache_NBC, layer, batch.position_T, batch.kv_slot_T, layer.rank)
     return query
 
@@ -246,18 +262,28 @@ def _launch_latents(
     assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
     tokens, width = made_TD.shape[0], 0 if query is None else query.shape[1]
     q_norm = norm = cos = sin = None
-    half, rope = 0, 0
+    how: tuple[float, int, int, bool] = (0.0, 0, 0, False)
     if layer is not None:
         q_norm, norm, cos, sin = layer.q_norm_R, layer.latent_norm_C, layer.cos_PD, layer.sin_PD
-        half, rope = cos.shape[1] if layer.rope else 0, layer.rope
+        half = cos.shape[1] if layer.rope else 0
+        how = layer.latent_eps, half, layer.rope, layer.interleaved
     if tokens:
-        _keep_latents[(tokens, 1 if q_norm is None else 2)](
-            made_TD, query, cache_NBC, q_norm, norm, cos, sin, position_T, kv_slot_T,
-            layer.latent_eps if layer else 0.0, width, rank, half, rope, cache_NBC.shape[1], made_TD.stride(0),
-            *cache_NBC.stride()[:2], QUERY=power_of_two(width), RANK=power_of_two(rank),
-            HALF=power_of_two(half) if half else 0, REST=_rest(rope, half),
-            INTERLEAVED=layer is not None and layer.interleaved, **FUSED,
-        )  # fmt: skip
+        strides = made_TD.stride(0), *cache_NBC.stride()[:2]
+        keep = _keeping((tokens, 1 if q_norm is None else 2), width, rank, how, cache_NBC.shape[1], strides)
+        keep(made_TD, query, cache_NBC, q_norm, norm, cos, sin, position_T, kv_slot_T)
+
+
+@planned
+def _keeping(
+    grid: tuple[int, int], width: int, rank: int, how: tuple[float, int, int, bool], block_size: int,
+    strides: tuple[int, ...],
+) -> Prepared:  # fmt: skip
+    eps, half, rope, interleaved = how
+    return Prepared(
+        _keep_latents, grid, (eps, width, rank, half, rope, block_size, *strides), QUERY=power_of_two(width),
+        RANK=power_of_two(rank), HALF=power_of_two(half) if half else 0, REST=_rest(rope, half),
+        INTERLEAVED=interleaved, **FUSED,
+    )  # fmt: skip
 
 
 def _packed_last(x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The ops over latents (MLA) and over rows that an indexer chooses, on a CUDA device. Shapes as in `reference.py`."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -47,15 +49,19 @@ class LatentBackend(Reference):
         tokens, heads = q_TAC.shape[:2]
         tile = self.tiles.mla(heads, cache_NBC.element_size())
         parts = self.context_parts(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
+        if q_TAC.dtype is cache_NBC.dtype:
+            return attend_mla(q_TAC, q_rope_TAE, cache_NBC, batch, scale, tile, parts)
         q, q_rope = q_TAC.to(cache_NBC.dtype), q_rope_TAE.to(cache_NBC.dtype)
         return attend_mla(q, q_rope, cache_NBC, batch, scale, tile, parts).to(q_TAC.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
         """The product is written token by token, so that nothing is moved behind it: cuBLAS takes rows that lie apart
         (`bmm_out_cuda_impl` of PyTorch's `Blas.cpp`)."""
-        assert packed.weight_AOI is not None
-        out_TAO = x_TAI.new_empty((*x_TAI.shape[:2], packed.outputs))
-        torch.bmm(x_TAI.transpose(0, 1), packed.weight_AOI.transpose(1, 2), out=out_TAO.transpose(0, 1))
+        if packed.handle is None:
+            assert packed.weight_AOI is not None
+            packed.handle = packed.weight_AOI.mT
+        out_TAO = x_TAI.new_empty(x_TAI.shape[0], packed.heads, packed.outputs)
+        torch.bmm(x_TAI.transpose(0, 1), cast(Tensor, packed.handle), out=out_TAO.transpose(0, 1))
         return out_TAO
 
     def choose_rows(

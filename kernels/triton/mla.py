@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.launch import cdiv, launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
@@ -122,22 +122,39 @@ def attend_mla(
     """(T, A, rank): causal attention of every new token over its latent rows, in at most `parts` per token."""
     q_TAC, q_rope_TAE = (q if q.stride(2) == 1 else q.contiguous() for q in (q_TAC, q_rope_TAE))
     assert cache_NBC.stride(2) == batch.block_table_SB.stride(1) == 1, "rows must be contiguous"
-    (tokens, heads, rank), own_rope = q_TAC.shape, q_rope_TAE.shape[2]
-    out = torch.empty((tokens, heads, rank), dtype=q_TAC.dtype, device=q_TAC.device)
+    shape = tokens, heads, rank = q_TAC.shape
+    out = q_TAC.new_empty(*shape)
     if not tokens:
         return out
     scratch = split_scratch(tokens, heads, parts, rank, q_TAC.device)
-    width, rope = (max(16, power_of_two(size)) for size in (rank, own_rope))
-    one_each = batch.max_query == 1 and tokens == batch.sequences
-    _attend_latent[(tokens, cdiv(heads, tile.queries), parts)](
-        q_TAC, q_rope_TAE, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, batch.block_table_SB,
-        scale, batch.sequences, heads, rank, own_rope, *q_TAC.stride()[:2], *q_rope_TAE.stride()[:2],
-        batch.block_table_SB.stride(0), *cache_NBC.stride()[:2], parts,
-        SEQUENCES=1 if one_each else max(16, power_of_two(batch.sequences)), DIRECT=parts == 1,
-        BLOCK=cache_NBC.shape[1], ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys,
-        WHOLE=cache_NBC.shape[1] % tile.keys == 0, EVEN=(width, rope) == (rank, own_rope),
-        SHORTEST=tile.split, PRECISION="ieee" if cache_NBC.dtype is torch.float32 else "tf32",
-        RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+    of_table = batch.block_table_SB.stride(0)
+    strides = q_TAC.stride()[:2], q_rope_TAE.stride()[:2], of_table, cache_NBC.stride()[:2]
+    attend = _attending(
+        shape, q_rope_TAE.shape[2], cache_NBC.shape[1], cache_NBC.dtype, batch.sequences, batch.max_query == 1, scale,
+        tile, parts, strides,
     )  # fmt: skip
+    batched = batch.query_start_S1, batch.context_S, batch.block_table_SB
+    attend(q_TAC, q_rope_TAE, cache_NBC, out, *scratch, *batched)
     join_parts(scratch, None, None, out)
     return out
+
+
+@planned
+def _attending(
+    shape: tuple[int, int, int], own_rope: int, block: int, dtype: torch.dtype, sequences: int, single: bool,
+    scale: float, tile: AttentionTile, parts: int,
+    strides: tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]],
+) -> Prepared:  # fmt: skip
+    tokens, heads, rank = shape
+    of_q, of_rope, of_table, of_cache = strides
+    width, rope = (max(16, power_of_two(size)) for size in (rank, own_rope))
+    one_each = single and tokens == sequences
+    return Prepared(
+        _attend_latent, (tokens, cdiv(heads, tile.queries), parts),
+        (scale, sequences, heads, rank, own_rope, *of_q, *of_rope, of_table, *of_cache, parts),
+        SEQUENCES=1 if one_each else max(16, power_of_two(sequences)), DIRECT=parts == 1, BLOCK=block,
+        ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys, WHOLE=block % tile.keys == 0,
+        EVEN=(width, rope) == (rank, own_rope), SHORTEST=tile.split,
+        PRECISION="ieee" if dtype is torch.float32 else "tf32",
+        RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+    )  # fmt: skip

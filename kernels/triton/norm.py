@@ -11,7 +11,7 @@ from torch import Tensor
 
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import cdiv, launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
 
 
 @launched(do_not_specialize=["rows"])
@@ -82,37 +82,53 @@ def add_rms_norm(x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Te
 def add_sums(x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
     """x_TH += y_TH in place, rounded once; rows that are not finite then get `layer` where bad_T is below 0."""
     assert x_TH.stride(1) == 1, "x_TH is changed in place: its rows must be contiguous"
-    rows, hidden = x_TH.shape
+    if x_TH.shape[0]:
+        _adding(x_TH.shape, x_TH.stride(0))(x_TH, y_TH.contiguous(), bad_T, free=layer)
+
+
+@planned
+def _adding(shape: tuple[int, int], stride: int) -> Prepared:
+    rows, hidden = shape
     columns = min(1024, power_of_two(hidden))
-    if rows:
-        _add_sums[(rows,)](
-            x_TH, y_TH.contiguous(), bad_T, hidden, x_TH.stride(0), layer, COLUMNS=columns, **FUSED
-        )
+    return Prepared(_add_sums, (rows,), (hidden, stride, 0), 2, COLUMNS=columns, **FUSED)
 
 
 def silu_mul(gate_up_TJ: Tensor) -> Tensor:
     """silu(gate) * up of rows that hold gate, then up."""
     tokens, both = gate_up_TJ.shape
     assert gate_up_TJ.stride(1) == 1, "gate_up_TJ rows must be contiguous"
-    out_TI = torch.empty((tokens, both // 2), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
-    columns = min(1024, power_of_two(both // 2))
+    out_TI = gate_up_TJ.new_empty(tokens, both // 2)
     if tokens:
-        grid = (tokens, cdiv(both // 2, columns))
-        _silu_mul[grid](gate_up_TJ, out_TI, both // 2, gate_up_TJ.stride(0), COLUMNS=columns, **FUSED)
+        _joining(tokens, both // 2, gate_up_TJ.stride(0))(gate_up_TJ, out_TI)
     return out_TI
 
 
+@planned
+def _joining(tokens: int, inner: int, stride: int) -> Prepared:
+    columns = min(1024, power_of_two(inner))
+    return Prepared(_silu_mul, (tokens, cdiv(inner, columns)), (inner, stride), COLUMNS=columns, **FUSED)
+
+
 def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor:
-    kind = x.dtype if x.dtype is weight_H.dtype else torch.promote_types(x.dtype, weight_H.dtype)
-    out = x.new_empty(x.shape, dtype=kind)
-    rows, *inside, hidden = x.shape
-    inner_rows, inner_stride = (inside[0], x.stride(1)) if inside else (1, 0)
+    shape = x.shape
+    if x.dtype is weight_H.dtype:
+        out = x.new_empty(*shape)
+    else:
+        out = x.new_empty(*shape, dtype=torch.promote_types(x.dtype, weight_H.dtype))
+    if shape[0] and shape[1]:
+        _norming(shape, x.stride(), eps, y is None)(x, y, weight_H, out)
+    return out
+
+
+@planned
+def _norming(shape: tuple[int, ...], stride: tuple[int, ...], eps: float, alone: bool) -> Prepared:
+    """One with a residual, and one `alone`: a launch keeps one kind of tensors."""
+    rows, *inside, hidden = shape
+    inner_rows, inner_stride = (inside[0], stride[1]) if inside else (1, 0)
     rows *= inner_rows
     columns = power_of_two(hidden)
     block = max(1, 2048 // columns)
-    if rows:
-        _rms_norm[(cdiv(rows, block),)](
-            x, y, weight_H, out, rows, hidden, inner_rows, x.stride(0), inner_stride, eps,
-            ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
-        )  # fmt: skip
-    return out
+    return Prepared(
+        _rms_norm, (cdiv(rows, block),), (rows, hidden, inner_rows, stride[0], inner_stride, eps),
+        ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
+    )  # fmt: skip

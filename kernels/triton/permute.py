@@ -8,21 +8,20 @@ Shapes: R rows, K choices per row, E slots, P padded places, M row tiles, H hidd
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import cdiv, launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
 
 CHUNK = 128  # pairs one program ranks
 _COUNTED = 1024  # pairs that it counts at once
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowPlan(NamedTuple):
     """Places of (row, choice) pairs grouped by slot, each slot's group padded to whole tiles of `tile_rows`.
 
     pair_P       int32, row * K + choice at each place, -1 in padding
@@ -105,16 +104,21 @@ def most_tiles(pairs: int, slots: int, tile_rows: int) -> int:
 def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
     """Group the pairs of slot_RK (any integer dtype, contiguous) by slot. Ids outside 0..slots-1 are skipped."""
     pairs, device = slot_RK.numel(), slot_RK.device
-    tiles = most_tiles(pairs, slots, tile_rows)
+    tiles, place = _placing(pairs, slots, tile_rows)
     pair_P = torch.empty(tiles * tile_rows, dtype=torch.int32, device=device)
-    tile_slot_M = torch.empty(tiles, dtype=torch.int32, device=device)
-    place_RK = torch.empty(slot_RK.shape, dtype=torch.int32, device=device)
+    tile_slot_M, place_RK = pair_P.new_empty(tiles), pair_P.new_empty(*slot_RK.shape)
     if pairs:
-        _place_chunk[(cdiv(max(pairs, tiles), CHUNK),)](
-            slot_RK, pair_P, tile_slot_M, place_RK, pairs, slots, tiles, TILE_ROWS=tile_rows,
-            SLOTS=power_of_two(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
-        )  # fmt: skip
+        place(slot_RK, pair_P, tile_slot_M, place_RK)
     return RowPlan(pair_P, tile_slot_M, place_RK, tile_rows)
+
+
+@planned
+def _placing(pairs: int, slots: int, tile_rows: int) -> tuple[int, Prepared]:
+    tiles = most_tiles(pairs, slots, tile_rows)
+    return tiles, Prepared(
+        _place_chunk, (cdiv(max(pairs, tiles), CHUNK),), (pairs, slots, tiles), TILE_ROWS=tile_rows,
+        SLOTS=power_of_two(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
+    )  # fmt: skip
 
 
 def combine_rows(
@@ -124,12 +128,16 @@ def combine_rows(
 
     add: the sum starts from out_RH instead of zero.
     """
-    rows, choices = place_RK.shape
-    hidden = out_RH.shape[1]
-    assert out_RH.stride(1) == 1, "rows of out_RH must be contiguous"
+    stride, step = out_RH.stride()
+    assert step == 1, "rows of out_RH must be contiguous"
+    shape = place_RK.shape
+    if shape[0]:
+        _combining(shape, out_RH.shape[1], stride, add, columns)(part_PH, place_RK, out_RH)
+
+
+@planned
+def _combining(shape: tuple[int, int], hidden: int, stride: int, add: bool, columns: int) -> Prepared:
+    rows, choices = shape
     columns = min(columns, power_of_two(hidden))
-    if rows:
-        _combine_rows[(rows, cdiv(hidden, columns))](
-            part_PH, place_RK, out_RH, hidden, out_RH.stride(0),
-            ADD=add, CHOICES=choices, COLUMNS=columns, **FUSED,
-        )  # fmt: skip
+    constants = {"ADD": add, "CHOICES": choices, "COLUMNS": columns, **FUSED}
+    return Prepared(_combine_rows, (rows, cdiv(hidden, columns)), (hidden, stride), **constants)

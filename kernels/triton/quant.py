@@ -15,7 +15,7 @@ import triton.language as tl
 from afserve.kernels.formats import scaled
 from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import cdiv, launched
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned
 
 FP8_MAX = tl.constexpr(LARGEST)
 TINY = tl.constexpr(scaled.TINY)
@@ -60,7 +60,7 @@ def quantise_groups(x_TH: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:
     scale_TG lies by group, so that a product's step reads the scales of its rows side by side.
     """
     tokens, columns = x_TH.shape
-    scale_TG = x_TH.new_empty((-(-columns // group), tokens), dtype=torch.float32).t()
+    scale_TG = x_TH.new_empty(-(-columns // group), tokens, dtype=torch.float32).t()
     return _launch(x_TH, scale_TG, 8, group, True), scale_TG
 
 
@@ -75,11 +75,19 @@ def _launch(x_TH: Tensor, scale: Tensor, rows: int, columns: int, per_row: bool)
     assert columns & (columns - 1) == 0, f"quantisation group {columns} is not a power of two"
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
-    q_TH = torch.empty(x_TH.shape, dtype=FP8, device=x_TH.device)
+    q_TH = x_TH.new_empty(*x_TH.shape, dtype=FP8)
     if x_TH.numel():
-        grid = (cdiv(x_TH.shape[0], rows), scale.shape[1])
-        _quantise_tile[grid](
-            x_TH, q_TH, scale, *x_TH.shape, x_TH.stride(0), *scale.stride(),
-            ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,
-        )  # fmt: skip
+        tile = rows, columns, per_row
+        _quantising(x_TH.shape, x_TH.stride(0), scale.shape[1], scale.stride(), tile)(x_TH, q_TH, scale)
     return q_TH
+
+
+@planned
+def _quantising(
+    shape: tuple[int, int], stride: int, groups: int, strides: tuple[int, int], tile: tuple[int, int, bool]
+) -> Prepared:
+    rows, columns, per_row = tile
+    return Prepared(
+        _quantise_tile, (cdiv(shape[0], rows), groups), (*shape, stride, *strides),
+        ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.config import FUSED, RouterTile
-from afserve.kernels.triton.launch import cdiv, launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score, above what has been taken; twice it is still finite
 
@@ -129,20 +129,29 @@ def route(
 
 def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
     """x @ gate^T in float32, as S parts that add up to it."""
-    tokens, hidden = x_TH.shape
-    experts = gate_EH.shape[0]
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
-    span = cdiv(cdiv(hidden, tile.depth), tile.parts) * tile.depth
-    part_STE = x_TH.new_empty((cdiv(hidden, span), tokens, experts), dtype=torch.float32)
-    if tokens:
-        grid = (cdiv(tokens, tile.rows), cdiv(experts, tile.columns), part_STE.shape[0])
-        _score_part[grid](
-            x_TH, gate_EH.contiguous(), part_STE, tokens, hidden, experts, x_TH.stride(0), span,
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, WIDEN=x_TH.dtype != gate_EH.dtype,
-            num_warps=tile.warps, num_stages=tile.stages, **FUSED,
-        )  # fmt: skip
+    widen = x_TH.dtype != gate_EH.dtype
+    shape, score = _scoring(x_TH.shape, x_TH.stride(0), gate_EH.shape[0], widen, tile)
+    part_STE = x_TH.new_empty(*shape, dtype=torch.float32)
+    if shape[1]:
+        score(x_TH, gate_EH.contiguous(), part_STE)
     return part_STE
+
+
+@planned
+def _scoring(
+    shape: tuple[int, int], stride: int, experts: int, widen: bool, tile: RouterTile
+) -> tuple[tuple[int, int, int], Prepared]:
+    """Their launch, and the shape of the parts."""
+    tokens, hidden = shape
+    span = cdiv(cdiv(hidden, tile.depth), tile.parts) * tile.depth
+    parts = cdiv(hidden, span)
+    return (parts, tokens, experts), Prepared(
+        _score_part, (cdiv(tokens, tile.rows), cdiv(experts, tile.columns), parts),
+        (tokens, hidden, experts, stride, span), ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, WIDEN=widen,
+        num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+    )  # fmt: skip
 
 
 def gate_like_rows(gate_EH: Tensor, dtype: torch.dtype) -> Tensor:
@@ -155,18 +164,23 @@ def gate_like_rows(gate_EH: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def choose(part_STE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[Tensor, Tensor]:
-    parts, tokens, experts = part_STE.shape
+    shape = part_STE.shape
+    expert_TK = part_STE.new_empty(shape[1], rule.top_k, dtype=torch.int32)
+    weight_TK = part_STE.new_empty(shape[1], rule.top_k)
+    if shape[1]:
+        _choosing(shape, rule)(part_STE, bias_E, expert_TK, weight_TK)
+    return expert_TK, weight_TK
+
+
+@planned
+def _choosing(shape: tuple[int, int, int], rule: RouterRule) -> Prepared:
+    parts, tokens, experts = shape
     grouped = rule.groups > 1 and rule.selection is not Selection.PLAIN
     groups = rule.groups if grouped else 1
-    expert_TK = torch.empty((tokens, rule.top_k), dtype=torch.int32, device=part_STE.device)
-    weight_TK = torch.empty((tokens, rule.top_k), dtype=torch.float32, device=part_STE.device)
-    if tokens:
-        _choose[(tokens,)](
-            part_STE, bias_E, expert_TK, weight_TK, tokens, experts, rule.epsilon, rule.scale, rule.closed_value,
-            GROUPS=power_of_two(groups), EACH=experts // groups,
-            EACH_PADDED=power_of_two(experts // groups), PARTS=parts,
-            SIGMOID=rule.scoring is Scoring.SIGMOID, SOFTMAX=rule.scoring is Scoring.SOFTMAX, GROUPED=grouped,
-            TOP2=rule.selection is Selection.GROUP_TOP2_SUM, TOP_GROUPS=rule.top_groups, TOP_K=rule.top_k,
-            CHOICES=power_of_two(rule.top_k), RENORMALISE=rule.renormalise, num_warps=1, **FUSED,
-        )  # fmt: skip
-    return expert_TK, weight_TK
+    return Prepared(
+        _choose, (tokens,), (tokens, experts, rule.epsilon, rule.scale, rule.closed_value),
+        GROUPS=power_of_two(groups), EACH=experts // groups, EACH_PADDED=power_of_two(experts // groups), PARTS=parts,
+        SIGMOID=rule.scoring is Scoring.SIGMOID, SOFTMAX=rule.scoring is Scoring.SOFTMAX, GROUPED=grouped,
+        TOP2=rule.selection is Selection.GROUP_TOP2_SUM, TOP_GROUPS=rule.top_groups, TOP_K=rule.top_k,
+        CHOICES=power_of_two(rule.top_k), RENORMALISE=rule.renormalise, num_warps=1, **FUSED,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import launched, power_of_two
+from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with it never become NaN
@@ -26,9 +26,8 @@ Scratch = tuple[Tensor | None, Tensor | None, Tensor | None]
 def split_scratch(rows: int, heads: int, parts: int, columns: int, device: torch.device) -> Scratch:
     if parts == 1:
         return None, None, None
-    shapes = (rows, heads, parts, columns), (rows, heads, parts), (rows, heads, parts)
-    values, largest, total = (torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes)
-    return values, largest, total
+    values = torch.empty(rows, heads, parts, columns, dtype=torch.float32, device=device)
+    return values, values.new_empty(rows, heads, parts), values.new_empty(rows, heads, parts)
 
 
 def parts_for(programs: int, keys: int, shortest: int, multiprocessors: int) -> int:
@@ -94,8 +93,11 @@ def join_parts(
     With query_start_S1, row s is sequence s and only sequences of one query are written, at their token.
     """
     if scratch[0] is not None and len(scratch[0]):
-        rows, heads, count, columns = scratch[0].shape
-        _join[(rows, heads)](
-            *scratch, out_TAD, sink_A, query_start_S1, heads, count, columns,
-            PARTS=8, COLUMNS=power_of_two(columns), **FUSED,
-        )  # fmt: skip
+        _joining(scratch[0].shape)(*scratch, out_TAD, sink_A, query_start_S1)
+
+
+@planned
+def _joining(shape: tuple[int, int, int, int]) -> Prepared:
+    rows, heads, count, columns = shape
+    constants = {"PARTS": 8, "COLUMNS": power_of_two(columns), **FUSED}
+    return Prepared(_join, (rows, heads), (heads, count, columns), **constants)

@@ -14,6 +14,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
 from tests.cuda.pretend import PretendedDevice, pretended
 from tests.engine.driving import config, prompts
+from tests.families.tiny import build
 
 pytest.importorskip("triton")
 DEVICE = torch.device("cuda:0")
@@ -41,11 +42,19 @@ def decode(node, sequences=3):
         node.step()
 
 
-@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window"])
-def test_a_step_can_be_recorded(name, tiny_checkpoint, kernels):
+STATES = ["kimi-linear-odd", "granite4-odd", "lfm2", "ling-odd", "qwen3.5"]  # by night; nemotron by day
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v3", "v2-groups", "qwen3", "mixtral-window", "qwen3-next", "nemotron"]
+    + [pytest.param(name, marks=pytest.mark.long) for name in STATES],
+)
+def test_a_step_can_be_recorded(name, tiny_checkpoint, tmp_path, kernels):
+    folder = build(name, tmp_path) if name in (*STATES, "nemotron") else tiny_checkpoint(name)
     PretendedDevice.recordings.clear()
     with pretended() as watch:
-        node = node_of(tiny_checkpoint(name), name)
+        node = node_of(folder, name)
         watch.pageable.clear()
         decode(node)
         (runner,) = (one._runner for one in node._micro_batches)

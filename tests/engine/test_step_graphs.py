@@ -15,6 +15,8 @@ from afserve.engine.step import choose
 from afserve.engine.step.graph_runner import GraphRunner
 from afserve.engine.step.padded_step import NotRecordable, PaddedStep, StepSize, Unsaid
 from afserve.errors import ConfigError
+from afserve.kernels import native
+from afserve.kernels.reference import Reference
 from tests.engine.driving import collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.engine.recording_device import RecordingDevice
@@ -40,8 +42,16 @@ def runners_of(node) -> list[GraphRunner]:
     return [micro_batch._runner for micro_batch in node._micro_batches]
 
 
-@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window", "late"])
-def test_the_same_tokens_as_layer_by_layer(name, tiny_checkpoint, recording):
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are moved as on GPUs: all of a step's are read before one is written."""
+    monkeypatch.setattr(native.Native, "delta", Reference.delta)
+
+
+@pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window", "late", "qwen3-next"])
+def test_the_same_tokens_as_layer_by_layer(name, tiny_checkpoint, recording, request):
+    if name == "qwen3-next":
+        request.getfixturevalue("by_torch")
     source = ModelSource(str(tiny_checkpoint(name)), name)
     asked = requests(prompts((5, 11, 3, 17, 9)), DRAWN)
     wanted = collect(drive(colocated(source, config(micro_batches=2)), asked))
@@ -65,18 +75,33 @@ def test_the_same_experts_are_counted(tiny_checkpoint, recording):
     assert (found[0].decode_LE == found[1].decode_LE).all() and found[0].decode_LE.sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [("qwen3-next", "a state would be moved on"), ("dsa", "a layer reads contexts on the host")],
-)
-def test_what_cannot_be_recorded_goes_layer_by_layer(name, why, tiny_checkpoint, recording):
-    source = ModelSource(str(tiny_checkpoint(name)), name)
+def test_what_cannot_be_recorded_goes_layer_by_layer(tiny_checkpoint, recording):
+    source = ModelSource(str(tiny_checkpoint("dsa")), "dsa")
     asked = requests(prompts((5, 11)), DRAWN)
     wanted = collect(drive(colocated(source, config()), asked))
     node = colocated(source, config(step_graphs=True))
     assert collect(drive(node, asked)) == wanted
     (runner,) = runners_of(node)
-    assert runner.why.startswith(why) and not recording[-1].recorded
+    assert runner.why.startswith("a layer reads contexts on the host") and not recording[-1].recorded
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_states_that_moved_on_before_a_step_could_not_be_recorded(tiny_checkpoint, recording):
+    """Sequences of that step begin again; later ones go layer by layer."""
+    source = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
+    asked = requests(prompts((5, 11)), DRAWN)
+    wanted = collect(drive(colocated(source, config()), asked))
+    node = colocated(source, config(step_graphs=True))
+    (runner,) = runners_of(node)
+    compute = runner._compute
+
+    def waiting(step):
+        compute(step)
+        raise NotRecordable("the host has to wait")
+
+    runner._compute = waiting
+    assert collect(drive(node, asked)) == wanted
+    assert runner.why and node.stats().preemptions == 2
 
 
 def test_a_device_that_refuses_costs_no_token(tiny_checkpoint, recording, caplog):

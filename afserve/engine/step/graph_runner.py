@@ -16,6 +16,7 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.padded_step import NotRecordable, PaddedStep, StepSize
 from afserve.engine.step.runner import StepRun, T
+from afserve.engine.step.shared_layers import StatesMoved
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.cache import StateShape
 from afserve.kernels.devices.device import Device
@@ -55,9 +56,8 @@ class GraphRunner(Generic[T]):
         self.worst_mark, self.take_failures = layers.worst_mark, layers.take_failures
         self.run_predictor, self.chain = layers.run_predictor, layers.chain
         self.most_passes, self.decode_step = layers.most_passes, layers.decode_step
-        states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
-        # nothing is recorded
-        self.why = "a state would be moved on by the rows of padding, too" if states else ""
+        self._has_states = any(isinstance(kept, StateShape) for kept in layers.model.keeps)
+        self.why = ""  # nothing is recorded
         self.replayed = 0
 
     def run_step(self, step: StepInput) -> StepRun[T]:
@@ -87,6 +87,8 @@ class GraphRunner(Generic[T]):
                 computed = self._replay(known, way)
         except NotRecordable as error:
             self._give_up(str(error))
+            if known is None and self._has_states:
+                raise StatesMoved("a step that cannot be recorded was begun") from error
             return (yield from layers.run_step(step))
         layers.keep_rows(step)
         if computed.expert_LTK is not None:

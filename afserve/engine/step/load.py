@@ -71,7 +71,7 @@ class ExpertLoad:
 
     def note(self, micro_batch: int, expert_TK: Tensor) -> None:
         """Of the next layer."""
-        self._noted[micro_batch].append(expert_TK[None])
+        self._noted[micro_batch].append(expert_TK.unsqueeze(0))
 
     def note_layers(self, micro_batch: int, expert_LTK: Tensor) -> None:
         """Of the next so many layers."""

@@ -1,8 +1,8 @@
 """A decode step in memory that stays, of a size that is rounded up: what is launched once over it is launched alike for
 every step of that size.
 
-Rows behind a step's own repeat its first row: they write the same key and value to the same place. Shapes: T rows of
-the size, B blocks of a table.
+Rows behind a step's own repeat its first row: they write the same key and value to the same place, and the same state,
+since all states are read before one is written. Shapes: T rows of the size, B blocks of a table.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Whether kept launches are those that Triton would make; prints one JSON object, compiles nothing.
 
-`python tests/kernels/triton/launched.py`: each of many random launches is made twice, and by Triton itself. In a
-process of its own, as `variants.py`.
+`python tests/kernels/triton/launched.py`: each of many random launches is made twice, prepared, and by Triton itself.
+In a process of its own, as `variants.py`.
 """
 
 import json
@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from afserve.kernels.triton.launch import launched
+from afserve.kernels.triton.launch import Prepared, launched
 from bench.gpu_chip import AbsentChip
 
 MEMORY = {dtype: torch.zeros(64, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32)}
@@ -51,7 +51,7 @@ class Compiled:
 def main() -> None:
     driver.set_active(AbsentChip(90))
     told: list[object] = []
-    asked = 0
+    asked = twice = late = 0
     run = JITFunction.run
 
     def compiled(
@@ -83,11 +83,25 @@ def main() -> None:
         }
         names = draw.sample(sorted(named), len(named))
         constants, grid = {name: named[name] for name in names}, draw.choice(GRIDS)
+        tensors, numbers = arguments[:2], arguments[2:]
+        again = Prepared(kernel, grid, numbers, **constants)
+        again(draw.choice(POINTERS), draw.choice(POINTERS))
         told.clear()
+        begun = asked
         kernel[grid](*arguments, **constants)
         kernel[grid](*arguments, **constants)
+        twice += asked - begun
+        begun = asked
+        again(*tensors)
+        again(*tensors)
+        if numbers[0] >> 31 == 0:
+            other = Prepared(kernel, grid, (numbers[0], numbers[1]), 0, **constants)
+            other(*tensors, free=numbers[0] ^ 5)
+            other(*tensors, free=numbers[0])
+            del told[-2]
+        late += asked - begun
         run(kernel, *arguments, grid=grid, warmup=False, **constants)
-        if not told[0] == told[1] == told[2]:
+        if any(one != told[0] for one in told):
             differ.append(str((told, arguments)))
     before = asked
     weight = torch.nn.Parameter(MEMORY[torch.float32])  # a kind of tensor that Triton has to look at
@@ -95,7 +109,7 @@ def main() -> None:
     kernel[1,](weight, None, 1, 1, COLUMNS=16, EVEN=True)
     kernel[1,](MEMORY[torch.float32], None, 1, 1, COLUMNS=16, EVEN=True)
     kernel[1,](MEMORY[torch.float32], None, 1, 1, COLUMNS=16, EVEN=True)
-    print(json.dumps({"differ": differ[:3], "asked": before, "seen": asked - before}))
+    print(json.dumps({"differ": differ[:3], "asked": twice, "late": late, "seen": asked - before}))
 
 
 if __name__ == "__main__":

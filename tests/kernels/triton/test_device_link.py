@@ -18,6 +18,7 @@ from afserve.errors import ConfigError
 from afserve.placement.placement import Placement
 from tests.comm.begun import FORKED, import_also
 from tests.engine.driving import collect, config, drive, prompts, requests
+from tests.families.tiny import build
 from tests.kernels.triton.exchange_nodes import (
     attention_node,
     exchanging,
@@ -150,9 +151,15 @@ def test_a_killed_node_whose_experts_stand_elsewhere_costs_one_step_and_no_token
     assert link.exchanged_steps > before + 2 and link.failed_steps == 1 and node._port.exchanged > 0
 
 
-def test_states_that_moved_on_in_a_step_that_failed_are_computed_again(cluster, tiny_checkpoint):
-    """Behind the last whole block, since what a layer keeps of it is no longer that of the token before."""
-    source = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) for name in ("qwen3-next", "granite4-odd")]
+    + ["kimi-linear-odd"],
+)
+def test_states_that_moved_on_in_a_step_that_failed_are_computed_again(cluster, tmp_path, name):
+    """Behind the last whole block, since what a layer keeps of it is no longer that of the token before. Of gated delta
+    nets, Mamba2 and KDA."""
+    source = ModelSource(str(build(name, tmp_path)), name)
     nodes = cluster(twice(source), source=source)
     (front,), (link,) = nodes.fronts, nodes.links
 

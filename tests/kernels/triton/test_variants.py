@@ -46,4 +46,5 @@ def test_kept_launches_are_those_that_triton_would_make():
     found = json.loads(done.stdout)
     assert found["differ"] == []
     assert found["asked"] <= 3000, "of twice as many launches every second one is kept"
+    assert found["late"] == 0, "prepared ones find what is kept"
     assert found["seen"] == 3, "a hook of a profiler's sees every launch"
