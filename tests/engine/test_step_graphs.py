@@ -45,7 +45,8 @@ def runners_of(node) -> list[GraphRunner]:
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """States are moved as on GPUs: all of a step's are read before one is written."""
-    monkeypatch.setattr(native.Native, "delta", Reference.delta)
+    for op in ("delta", "prepare_states"):
+        monkeypatch.setattr(native.Native, op, getattr(Reference, op))
 
 
 @pytest.mark.parametrize("name", ["v3", "v2-groups", "qwen3", "mixtral-window", "late", "qwen3-next"])
