@@ -87,7 +87,7 @@ def test_what_cannot_be_recorded_goes_layer_by_layer(tiny_checkpoint, recording)
 
 
 @pytest.mark.usefixtures("by_torch")
-def test_states_that_moved_on_before_a_step_could_not_be_recorded(tiny_checkpoint, recording):
+def test_states_that_moved_on_before_a_step_could_not_be_recorded(tiny_checkpoint, recording, monkeypatch):
     """Sequences of that step begin again; later ones go layer by layer."""
     source = ModelSource(str(tiny_checkpoint("qwen3-next")), "qwen3-next")
     asked = requests(prompts((5, 11)), DRAWN)
@@ -100,7 +100,7 @@ def test_states_that_moved_on_before_a_step_could_not_be_recorded(tiny_checkpoin
         compute(step)
         raise NotRecordable("the host has to wait")
 
-    runner._compute = waiting
+    monkeypatch.setattr(runner, "_compute", waiting)
     assert collect(drive(node, asked)) == wanted
     assert runner.why and node.stats().preemptions == 2
 
