@@ -7,7 +7,7 @@ All are run by night: the rest is `long`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heapreplace
 from itertools import combinations
 
@@ -50,6 +50,12 @@ def seeds(count: int) -> list[object]:
     """For a test of seeded cases: a tenth of them by day, and six at least, as of drawn examples; all by night."""
     few = max(6, count // 10)
     return [*range(few), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(few, count))]
+
+
+def halves(values: Iterable[str]) -> list[object]:
+    """Each second value by day, all by night: for one list of several, as of families that other tests compare."""
+    long = pytest.mark.long
+    return [pytest.param(value, marks=long) if number % 2 else value for number, value in enumerate(values)]
 
 
 def covering(cases: Sequence[Sequence[str]], together: int) -> list[int]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from afserve.config import ModelSource
 from afserve.engine.build import colocated
 from afserve.errors import CheckpointError
+from tests.by_day import halves
 from tests.engine.driving import config
 from tests.engine.test_quantised_checkpoints import FORMS
 from tests.families.tiny import TINY
@@ -65,7 +66,7 @@ def refused(folder, stored, name, how):
 @pytest.mark.by_day(1)
 @pytest.mark.slow
 @SOME
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", halves(FAMILIES))
 def test_a_tensor_that_does_not_fit_is_named(name, some, checkpoint, tmp_path):
     folder = shutil.copytree(checkpoint(name), tmp_path / "model")
     stored = load_file(folder / "model.safetensors")

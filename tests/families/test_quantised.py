@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from afserve.engine.build import colocated
+from tests.by_day import halves
 from tests.engine.driving import GREEDY, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
 from tests.families.tiny import TINY
@@ -23,7 +24,7 @@ NO_WIDTH = {"glm4-no-shared"}  # its shared expert has matrices without a number
 @pytest.mark.slow
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", sorted(TINY.keys() - NO_WIDTH))
+@pytest.mark.parametrize("name", halves(sorted(TINY.keys() - NO_WIDTH)))
 def test_tokens_are_those_of_the_same_values(name, form, checkpoint, tmp_path):
     few, plain = quantised(checkpoint(name), tmp_path, *FORMS[form])
     asked = requests(prompts((9, 20)), replace(GREEDY, max_tokens=4))
