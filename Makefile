@@ -7,8 +7,8 @@ STAMP := $(VENV)/.ready
 # An environment that was copied along with its checkout names the other one in its scripts, and would run its code.
 MOVED := $(if $(wildcard $(STAMP)),$(filter-out $(CURDIR),$(shell cat $(STAMP))))
 ARGS ?=
-# Tests wait part of the time, for processes or servers: three workers keep two cores busy.
-WORKERS ?= 3
+# Tests wait part of the time, for processes or servers: four workers keep two cores busy.
+WORKERS ?= 4
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
