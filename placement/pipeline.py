@@ -64,16 +64,6 @@ class StageTimes:
         """The busiest station's time: no number of micro-batches makes a layer shorter than m times this."""
         return max(self.attention, self.experts, self.dispatch, self.combine)
 
-    @property
-    def bound_by(self) -> str:
-        """The name of the busiest station."""
-        times = {
-            "attention": self.attention,
-            "experts": self.experts,
-            "link": max(self.dispatch, self.combine),
-        }
-        return max(times, key=times.__getitem__)
-
     def minimum_micro_batches(self) -> int:
         """The smallest m with m * station >= round trip: more of them hide nothing further."""
         if self.station <= 0:

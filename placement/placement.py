@@ -50,13 +50,6 @@ class Diff:
         """Experts that travel: fills from outside the node."""
         return sum(not fill.local for fill in self.fills)
 
-    def busiest(self) -> int:
-        """The most moves into one node: fills of different nodes travel side by side."""
-        into: dict[int, int] = {}
-        for fill in self.fills:
-            into[fill.node] = into.get(fill.node, 0) + (not fill.local)
-        return max(into.values(), default=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:

@@ -13,7 +13,6 @@ import xxhash
 Name = bytes  # of a block: 16 bytes of a cryptographic hash of what it stands for
 Bytes = bytes | bytearray | memoryview
 Blocks = Sequence[Sequence[memoryview]]  # of each block its memory, in parts
-NAME_BYTES = 16
 VERSION = 1
 HEAD_BYTES = 4096
 _MAGIC = b"afserve disk kv\n"

@@ -9,7 +9,6 @@ do either: no node would have a whole block that it could name, keep and find ag
 The lead is whom a decode node has asked for the prompt. It has the last chunk, and when it is done it has all blocks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAD = 0
@@ -79,6 +78,3 @@ class SplitMember:
 
     generation: int
     address: str
-
-
-Members = Sequence[SplitMember]

@@ -17,21 +17,6 @@ PREFILL, DECODE = 0, 1
 KINDS = ("prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True)
-class Skew:
-    """How uneven each layer is. 1 / E of everything to every expert gives 1, 0, E and the smallest possible top share.
-
-    `peak`: hottest expert over the mean. `gini`: 0 even, towards 1 all on one. `effective`: exp(entropy), the
-    number of equally loaded experts that would be as uncertain. `top`: share of the rows that the hottest tenth
-    of the experts takes.
-    """
-
-    peak: tuple[float, ...]
-    gini: tuple[float, ...]
-    effective: tuple[float, ...]
-    top: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedRows:
     """Rows that a node sent to each expert since it last said so, int64 and never negative: L MoE layers, E experts."""
@@ -41,20 +26,6 @@ class RoutedRows:
 
     def __bool__(self) -> bool:
         return bool(self.prefill_LE.any() or self.decode_LE.any())
-
-
-def skew(load_LE: Floats) -> Skew:
-    """Skew figures per layer; a layer without rows counts as even."""
-    experts = load_LE.shape[1]
-    total = load_LE.sum(1, keepdims=True)
-    part = np.where(total > 0, load_LE / np.where(total > 0, total, 1.0), 1.0 / experts)
-    ordered = np.sort(part, axis=1)
-    rank = np.arange(1, experts + 1)
-    gini = (2 * (ordered * rank).sum(1) - (experts + 1)) / experts
-    entropy = -(part * np.log(np.where(part > 0, part, 1.0))).sum(1)
-    tenth = max(1, experts // 10)
-    figures = (part.max(1) * experts, gini.clip(0), np.exp(entropy), ordered[:, -tenth:].sum(1))
-    return Skew(*(tuple(f.tolist()) for f in figures))
 
 
 class RoutingStats:
@@ -98,8 +69,3 @@ class RoutingStats:
         """load_LE since the start, what was gathered since the last `tick` included."""
         counts: Ints = (self._total + self._fresh).sum(0)
         return counts
-
-    def scenarios(self) -> Floats:
-        """load_CLE: every window and class that saw rows, as a robust placement takes them."""
-        seen = [w[k] for w in self._windows for k in range(len(KINDS)) if w[k].sum() > 0]
-        return np.array(seen) if seen else np.zeros((1, self.layers, self.experts))

@@ -48,4 +48,3 @@ def test_larger_serves_floats_and_arrays() -> None:
 
 def test_stages_without_work_need_one_micro_batch() -> None:
     assert StageTimes(0.0, 0.0, 0.0, 0.0).minimum_micro_batches() == 1
-    assert StageTimes(1.0, 2.0, 0.1, 0.1).bound_by == "experts"

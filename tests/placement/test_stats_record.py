@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from afserve.errors import ConfigError
 from afserve.placement.rebalance.record import MAGIC, decode, encode_header, encode_record, read_counts
-from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutingStats, skew
+from afserve.placement.rebalance.stats import DECODE, PREFILL, RoutingStats
 
 
 def test_rows_are_counted_by_layer_and_class():
@@ -43,25 +43,6 @@ def test_time_that_runs_backwards_adds_nothing_twice():
     assert stats.window_load(0)[0, 0] == 4.0
     stats.advance_windows(6.0)
     assert stats.window_load(0)[0, 0] == pytest.approx(2.0)
-
-
-def test_scenarios_are_the_windows_and_classes_that_saw_rows():
-    stats = RoutingStats(2, 3, (1.0, 60.0))
-    assert stats.scenarios().shape == (1, 2, 3)
-    stats.merge(np.ones((2, 3)), PREFILL)
-    stats.advance_windows(0.0)
-    assert stats.scenarios().shape == (2, 2, 3)
-    stats.merge(np.ones((2, 3)), DECODE)
-    stats.advance_windows(1.0)
-    assert stats.scenarios().shape == (4, 2, 3)
-
-
-def test_skew_of_even_one_sided_and_empty_layers():
-    figures = skew(np.array([[5.0] * 20, [100.0] + [0.0] * 19, [0.0] * 20]))
-    assert figures.peak == pytest.approx((1.0, 20.0, 1.0))
-    assert figures.gini == pytest.approx((0.0, 0.95, 0.0), abs=1e-9)
-    assert figures.effective == pytest.approx((20.0, 1.0, 20.0))
-    assert figures.top == pytest.approx((0.1, 1.0, 0.1))
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 1), st.integers(0, 2**32 - 1)), max_size=6))

@@ -1,7 +1,7 @@
 """What a cache tells, in the messages of vLLM's KV events: msgpack of a batch, blocks by whole numbers of 64 bits."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cbor2
@@ -18,7 +18,6 @@ _STORED = (
 )
 _REMOVED = ("block_hashes", "medium")
 _BATCH = ("ts", "events", "data_parallel_rank")
-NameBlock = Callable[[Hash, bytes | None, Sequence[int], str], bytes]
 
 
 class EventWords:

@@ -4,7 +4,6 @@ Reads /proc, /sys and cgroup files; decides nothing.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,12 +88,3 @@ def read_words(path: Path) -> str:
         return path.read_text(encoding="ascii").strip()
     except OSError:
         return ""
-
-
-def resident_bytes(pid: int, read: Callable[[int], psutil.Process] = psutil.Process) -> int:
-    """Resident memory of a process, 0 when it is gone."""
-    try:
-        resident: int = read(pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return 0
-    return resident
