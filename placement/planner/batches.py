@@ -28,15 +28,14 @@ def best_batches(
     the TPOT of `low`.
     """
     limit = family.batch_limit(setting, running)
-    cells = Cells(family, limit, limit, limit, limit, limit if cost is None else cost).keep(limit >= 1)
-    if not len(cells.low):
-        return cells
-    stages, fine = _try(cells, setting, targets, np.ones_like(cells.low))
-    cells = replace(cells, low=np.ones_like(cells.low), tpot=stages.tpot, prefill=stages.prefill).keep(fine)
-    high = cells.limit.copy()
+    none = np.zeros_like(limit)
+    cells = Cells(family, none, none, none, limit, limit if cost is None else cost).keep(limit >= 1)
+    high = cells.limit
     while (cells.low < high).any():
         cells, high = _narrowed(cells, setting, targets, high)
-        if cost is not None:
+        served = cells.low >= 1
+        cells, high = cells.keep(served), high[served]
+        if cost is not None and len(high):
             alive = cells.least(high) <= cells.least_found() * (1 + 1e-12)
             if alive.mean() < _WORTH_DROPPING:
                 cells, high = cells.keep(alive), high[alive]
@@ -45,11 +44,14 @@ def best_batches(
 
 def _narrowed(cells: "Cells", setting: Setting, targets: Targets, high: Array) -> tuple["Cells", Array]:
     """The same cells and the most that may do, after as many batches (B) of each layout (L) were tried at once as take
-    hardly longer than one: calls cost more than sums over few layouts."""
-    count = min(max(_AT_ONCE // len(high), 1), 15)
+    hardly longer than one: calls cost more than sums over few layouts. At first that is one request and more; `low`
+    stays 0 where one is too much."""
+    count, least = min(max(_AT_ONCE // len(high), 1), 15), np.maximum(cells.low, 1.0)
     step_B1 = np.arange(1.0, count + 1)[:, None]
-    batch_BL = np.ceil(cells.low * (high / cells.low) ** (step_B1 / (count + 1)))
-    batch_BL = np.minimum(np.maximum(batch_BL, cells.low + step_B1), high)
+    batch_BL = np.ceil(least * (high / least) ** (step_B1 / (count + 1)))
+    batch_BL = np.minimum(np.maximum(batch_BL, least + step_B1), high)
+    if not cells.low.any():
+        batch_BL, count = np.concatenate([least[None], batch_BL]), count + 1
     stages, fine_BL = _try(cells, setting, targets, batch_BL)
     fine_BL &= batch_BL > cells.low
     fine_L = np.logical_and.accumulate(fine_BL).sum(axis=0)  # so many of the smallest ones
@@ -86,6 +88,8 @@ class Cells:
     cost: Array
 
     def keep(self, which: NDArray[np.bool_]) -> "Cells":
+        if which.all():
+            return self
         numbers = (self.low, self.tpot, self.prefill, self.limit, self.cost)
         return Cells(self.family.subset(which), *(each[which] for each in numbers))
 

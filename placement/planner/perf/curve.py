@@ -94,6 +94,7 @@ class CurveSet:
         self.models: tuple[str, ...] = ()
         self.runs: tuple[Mapping[str, float], ...] = ()
         self.whole: CurveSet | None = None
+        self._picked: dict[tuple[str, str, str], Curve] = {}
 
     def spread_on(self, hardware: str) -> float:
         """Standard deviation of the whole model's log error; twice as much on hardware it was never checked on, and a
@@ -111,8 +112,13 @@ class CurveSet:
         return self._known(f"experts.{isa}", "bf16") is not None
 
     def pick(self, operation: str, precision: str, kind: str = "") -> Curve:
-        names = [_KINDS.get(kind, kind)] if kind else []
-        return self._known(".".join([operation, *names]), precision) or self.curves[operation]
+        """A search picks the same few a hundred thousand times, so `curves` are not changed once one was picked."""
+        key = operation, precision, kind
+        if (found := self._picked.get(key)) is None:
+            names = [_KINDS.get(kind, kind)] if kind else []
+            found = self._known(".".join([operation, *names]), precision) or self.curves[operation]
+            self._picked[key] = found
+        return found
 
     def _known(self, name: str, precision: str) -> Curve | None:
         """At this precision or the nearest one that is there."""

@@ -8,6 +8,7 @@ benches fit and write it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,12 +129,13 @@ class Engine:
 
 def _factor(log: Array) -> Array:
     """Seconds are multiplied by a thousand at most: rows that ask for more are none of an engine."""
-    return np.asarray(np.exp(np.clip(log, -_MOST_LOG, _MOST_LOG)))
+    return np.asarray(np.exp(np.minimum(np.maximum(log, -_MOST_LOG), _MOST_LOG)))
 
 
 PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine", multiplies_up=True)
 
 
+@lru_cache(maxsize=64)
 def scaled(curves: CurveSet, rates: Rates) -> CurveSet:
     """The curves of decoding as an engine reaches them. Prompts keep the kernels' own, and so do experts on a CPU: no
     engine's rows are about them."""

@@ -190,8 +190,8 @@ def like_grid(rows: MeasuredRows, like: Like, what: str) -> Callable[[Array, Arr
     table = SIGNAL**2 * (by_requests * (_ends(rows, like, shared=True) ** reach * weights)) @ by_devices.T
 
     def read(requests: Array, devices: Array) -> Array:
-        across = np.clip(np.log2(np.maximum(requests, 1.0)), 0, _MOST_REQUESTS - 1.001)
-        along = np.clip(np.log2(np.maximum(devices, 1.0)), 0, _MOST_DEVICES - 1.001) / _DEVICE_STEP
+        across = np.minimum(np.log2(np.maximum(requests, 1.0)), _MOST_REQUESTS - 1.001)
+        along = np.minimum(np.log2(np.maximum(devices, 1.0)), _MOST_DEVICES - 1.001) / _DEVICE_STEP
         i, j = np.floor(across).astype(np.int64), np.floor(along).astype(np.int64)
         j = np.minimum(j, len(steps) - 2)
         a, b = across - i, along - j

@@ -8,7 +8,7 @@ read.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,14 +119,20 @@ def _pack(loads: Array, groups: int, slots: int) -> float:
     """The largest group's load, packing the largest load first into the lightest group with a free slot."""
     if len(loads) > _MANY_LOADS:
         return _pack_runs(loads, groups, slots)
-    lightest = [(0.0, group, 0) for group in range(groups)]
-    fullest = 0.0
-    for load in np.sort(loads)[::-1].tolist():
-        total, group, held = heappop(lightest)
+    falling = np.sort(loads)[::-1].tolist()
+    lightest = [
+        (load, group, 1) for group, load in enumerate(falling[:groups])
+    ]  # one for each, the largest first
+    heapify(lightest)
+    fullest: float = falling[0]
+    for load in falling[groups:]:
+        total, group, held = lightest[0]
         total += load
         fullest = max(fullest, total)
         if held + 1 < slots:
-            heappush(lightest, (total, group, held + 1))
+            heapreplace(lightest, (total, group, held + 1))
+        else:
+            heappop(lightest)
     return fullest
 
 
@@ -163,7 +169,7 @@ def _lightest(total: Array, free: NDArray[np.int64], size: float, count: int) ->
 def largest_normal(samples: Array) -> Array:
     """Expected maximum of n independent standard normals (Blom's approximation; 0 for one sample)."""
     n = np.maximum(np.asarray(samples, dtype=np.float64), 1.0)
-    if n.size > _MANY and float(n.max()) < _MANY:
+    if n.size and float(n.max()) < _MANY:
         return np.asarray(_NORMALS[n.astype(np.int64)])
     return _blom(n)
 

@@ -203,11 +203,14 @@ def colocated_factor(
     setting: Setting, chip: Hardware, ranks: Array, requests: Array, devices: Array
 ) -> Array:
     """What the engine's rows say of such layouts: one rank over all devices is another kind than several."""
-    alone, several = (
-        setting.engine.factor(setting.like(chip, setting.colocated(count)), requests, devices)
-        for count in (1, 2)
-    )
-    return np.asarray(np.where(ranks > 1, several, alone))
+
+    def of(count: int) -> Array:
+        return setting.engine.factor(setting.like(chip, setting.colocated(count)), requests, devices)
+
+    apart = ranks > 1
+    if apart.all():
+        return of(2)
+    return np.asarray(np.where(apart, of(2), of(1)) if apart.any() else of(1))
 
 
 def _served(setting: Setting, name: str, requests: Array) -> Array | float:
@@ -235,7 +238,7 @@ def prompt_seconds(
     prefilled elsewhere. Experts are shared by all ranks, so each prompt takes 1/devices of its work on each. Tokens
     whose KV is found are not computed; the others attend to them. `together`: prompts of one step, which share its pass
     over the experts' weights."""
-    like = np.zeros(np.broadcast_shapes(np.shape(ranks), np.shape(expert_devices)))
+    like = 0.0 * (ranks + expert_devices)
     if setting.workload.decode_only:
         return like, like
     shape, before = setting.held, setting.workload.mean_prompt * setting.found.found_share

@@ -33,8 +33,8 @@ class Lengths:
             "" if self.shape == "exponential" else f" +-{self.deviation:g}"
         )
 
-    def sample(self, rng: np.random.Generator, count: int) -> Array:
-        if self.deviation <= 0 or self.shape == "fixed":
+    def sample(self, rng: "np.random.Generator | None", count: int) -> Array:
+        if self.deviation <= 0 or self.shape == "fixed" or rng is None:
             return np.full(count, self.mean)
         if self.shape == "uniform":
             half = self.deviation * 3**0.5
@@ -81,7 +81,8 @@ def fixed_context(context: float) -> Workload:
 
 
 def from_lengths(prompt: Lengths, answer: Lengths, *, seed: int = 0, decode_only: bool = False) -> Workload:
-    rng = np.random.default_rng(seed)
+    drawn = {prompt.shape, answer.shape} != {"fixed"}  # else numpy.random need not be imported
+    rng = np.random.default_rng(seed) if drawn else None
     name = f"input {prompt}, output {answer}"
     return from_samples(
         name, prompt.sample(rng, SAMPLES), answer.sample(rng, SAMPLES), np.zeros(0), decode_only
