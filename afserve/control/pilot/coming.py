@@ -2,7 +2,8 @@
 
 Pools work on tokens. Lengths change in time as rates do: a few minutes of long answers fill a decode pool at the same
 rate of requests. So both kinds of tokens have a forecast of their own, beside that of requests and the mean lengths.
-A jump is told by requests alone: one long prompt among few requests is chance.
+A jump is told by requests alone: one long prompt among few requests is chance. Prompts that may wait for long are
+counted over longer than a minute: what comes in one of them is read in the next.
 """
 
 from dataclasses import replace
@@ -17,15 +18,19 @@ _FEW, _MANY, _PART = 50.0, 2000.0, 1 / 6
 
 
 class ComingDemand:
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, waits: float = 0.0) -> None:
+        """waits: seconds that a first token may take."""
         self.rate, self.lengths = Forecast(windows), MeanLengths()
-        self._read, self._made = (Forecast(windows, self.rate.jumps) for _ in range(2))  # tokens
+        slow = windows.for_waits(waits)
+        self._read, self._made = (Forecast(one, self.rate.jumps) for one in (slow, windows))  # tokens
+        self._prompts = None if slow == windows else Forecast(slow, self.rate.jumps)  # requests
         self._tpot = 0.0  # the last one that was seen
 
     def note_window(self, at: float, window: SeenWindow, running: float) -> None:
         """What happened up to a moment, while so many requests decoded on average."""
         load = window.load
-        self.rate.note_arrivals(at, window.seconds, load.came)
+        for requests in filter(None, (self.rate, self._prompts)):
+            requests.note_arrivals(at, window.seconds, load.came)
         came = self.rate.noted
         self.lengths.memory = min(max(came, _FEW), max(_PART * came, _MANY))
         self.lengths.note_window(window)
@@ -50,7 +55,8 @@ class ComingDemand:
         mean = self.lengths.demand(rate)
         if not rate:
             return mean
-        kinds = (mean.computed, self._read), (mean.answer, self._made)
+        prompts = self._prompts.soon(seconds, deviations) / rate if self._prompts else 1.0
+        kinds = (prompts * mean.computed, self._read), (mean.answer, self._made)
         computed, answer = (
             min(max(usual, tokens.soon(seconds, deviations) / rate), _LONGER * usual)
             for usual, tokens in kinds

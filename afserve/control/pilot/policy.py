@@ -76,7 +76,8 @@ class Policy:
         self.advices: deque[Advice] = deque(maxlen=_KEPT)
         self.outcomes: deque[Outcome] = deque(maxlen=_KEPT)
         self._planner = planner
-        self._coming = ComingDemand(self.rules.windows)
+        waits = min(planner.wanted.ttft, *(aim.ttft for aim in classes), math.inf)
+        self._coming = ComingDemand(self.rules.windows, waits if waits < math.inf else 0.0)
         self._seen: deque[Observed] = deque()
         self._plans: deque[tuple[float, PoolSizes]] = deque()  # what would have been enough
         self._changed = self._stood = -math.inf

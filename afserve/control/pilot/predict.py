@@ -5,7 +5,7 @@ Numbers in, numbers out; it reads no clock. Times are seconds of any clock that 
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import median
 
@@ -20,6 +20,10 @@ _NEWEST = 1 / 3  # of the short window, in which a jump is looked for
 _NORMAL = 1.4826  # standard deviations in a median error
 _JUMP, _CHANCE = 1.25, 3.0  # times the rate before, and standard deviations of such parts: more is a jump
 _LASTING = 2 / 3  # of the long window: what lasts longer is the level, of which a trend is to be read
+_WAITS, _PARTS = (
+    15.0,
+    3.0,
+)  # of what may wait: windows are as many waits, and a trend is of so many windows at least
 _LEAP = 1.5  # times the trend: noise of clumped arrivals is not as much, a rate that doubles is
 
 
@@ -29,6 +33,10 @@ class Windows:
 
     short: float = 60.0
     long: float = 900.0
+
+    def for_waits(self, seconds: float) -> "Windows":
+        """For what may wait so long: that is short beside a window then."""
+        return replace(self, short=max(self.short, min(_WAITS * seconds, self.long / _PARTS)))
 
 
 class Forecast:

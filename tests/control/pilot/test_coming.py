@@ -45,6 +45,18 @@ def test_long_answers_and_prompts_are_seen_while_the_rate_stays():
     assert busy.answer > 180 and busy.computed > 900
 
 
+@pytest.mark.parametrize(("waits", "most"), [(0.0, 900), (2.0, 900), (20.0, 700)])
+def test_prompts_that_may_wait_are_counted_over_longer(waits, most):
+    """A minute with twice as long prompts among others: who waits 20 s for a first token reads them later."""
+    coming, at = ComingDemand(Windows(), waits), 0.0
+    for look in range(126):
+        at += 10
+        prompts = [1000.0 if look >= 120 else 500.0] * 100
+        coming.note_window(at, seen(10, prompts, 20), 20)
+    busy = coming.within(60, 1)
+    assert busy.rate == pytest.approx(10) and (busy.computed > most if waits < 20 else busy.computed < most)
+
+
 @pytest.mark.slow
 def test_one_long_prompt_among_few_requests_is_no_jump():
     """Lengths of a lognormal distribution (mean 1,000, sigma 1) at 0.2 requests/s."""
