@@ -193,7 +193,7 @@ class AttentionNode(Generic[T]):
                 self._pace.observe(self._meter.now(), tokens, running, decode_only=mine.decode_only)
                 self._scheduler.active = self._pace.active
             self.stalled = self.stalled and not (done or mine.paused) and self._tickets[index] is None
-        self.stalled = not self._pictures.advance(self._meter.now, idle=self.stalled) and self.stalled
+        self.stalled = not self._pictures.advance(self._meter, idle=self.stalled) and self.stalled
         return self._take_events()
 
     def _can_go_on(self, index: int) -> bool:

@@ -40,6 +40,8 @@ def counted(
         steps=steps,
         dispatches=meter.dispatches,
         busy_seconds=meter.busy,
+        pictures=meter.pictures,
+        encoding_seconds=meter.encoding,
         parked_seconds=meter.parked,
         under_way_seconds=meter.under_way,
         resent_rows=recovery.resent_rows,

@@ -22,7 +22,7 @@ Event = dict[str, object]
 # Tracks of a node: each micro-batch has one by its number, and with AWAY behind its name that of its rows. What is on
 # COUNTS has no length: numbers by name, which a viewer draws as curves.
 EXPERTS, WAITING, AWAY, COUNTS = "experts", "waiting", ", with the experts", "counts"
-KV_BLOCKS = "KV blocks"
+KV_BLOCKS, PICTURES = "KV blocks", "pictures"
 # Seconds by which points of one message may lie apart, as clocks of two hosts do; no node returns from its end so soon.
 ONE_EXCHANGE = 1.0
 _MOST_EVENTS = 1_000_000

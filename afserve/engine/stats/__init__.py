@@ -188,6 +188,10 @@ class AttentionStats:
     steps: int = counter(0, "Steps of micro-batches.")
     dispatches: int = counter(0, "Layers of micro-batches sent to expert nodes.", "attention_node_dispatches")
     busy_seconds: float = counter(0.0, "Time spent computing.", "attention_node_busy_seconds")
+    pictures: int = counter(0, "Pictures, or tiles of them, that were encoded.", "pictures")
+    encoding_seconds: float = counter(
+        0.0, "Of the time spent computing: encoding pictures.", "picture_encoding_seconds"
+    )
     parked_seconds: float = counter(0.0, "Time spent waiting for answers.", "attention_node_parked_seconds")
     under_way_seconds: float = counter(
         0.0, "Time from dispatch to answer, summed over dispatches.", "attention_node_under_way_seconds"

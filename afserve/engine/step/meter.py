@@ -11,20 +11,22 @@ from afserve.comm.m2n.link_contract import SentTicket
 from afserve.comm.m2n.port import Arrival
 from afserve.comm.transport import Box
 from afserve.engine.stats import smoothed
-from afserve.tracing.trace import AWAY, EXPERTS, NO_ARGS, WAITING, Args, Arrow, Slice, Trace
+from afserve.tracing.trace import AWAY, EXPERTS, NO_ARGS, PICTURES, WAITING, Args, Arrow, Slice, Trace
 
 _WEIGHT = 0.2  # of the newest step in a rate
 _LONG = 64  # tokens of a step from which on it says how fast prompts are, and not how long a step is at least
 
 
 class Meter:
-    """Seconds since the start: `busy` computing, `parked` only waiting, `under_way` summed over dispatches."""
+    """Seconds since the start: `busy` computing, of which `encoding` pictures, `parked` only waiting, `under_way`
+    summed over dispatches."""
 
     def __init__(self, clock: Clock, trace: Trace | None = None) -> None:
         self.now = clock.now
         self.trace = trace  # may change while it runs
         self._sent: dict[int, tuple[float, int, SentTicket]] = {}
-        self.busy = 0.0
+        self.busy = self.encoding = 0.0
+        self.pictures = 0  # tiles that were encoded
         self.parked = 0.0
         self.under_way = 0.0
         self.dispatches = 0
@@ -37,6 +39,16 @@ class Meter:
         self.busy += now - since
         if self.trace is not None:
             self.trace.slice(track(micro_batch), "attend", since, now)
+
+    def encoded(self, since: float, *, whole: bool) -> float:
+        """A part of a tile of a picture was, from `since` until what is returned; `whole`: the last part."""
+        now = self.now()
+        self.busy += now - since
+        self.encoding += now - since
+        self.pictures += whole
+        if self.trace is not None:
+            self.trace.slice(PICTURES, "encode", since, now)
+        return now
 
     def slept(self, since: float) -> None:
         now = self.now()

@@ -2,12 +2,12 @@
 how rows turn where pictures have places of their own.
 
 A tile is encoded before a step may have a row of it, in turns between the steps of others, and its rows are kept for as
-long as there is room: a chunk of a prompt may end within it, and the next request may have it too. Shapes: P rows of
-pictures in a step, H hidden.
+long as there is room: a chunk of a prompt may end within it, and the next request may have it too. `EncodingTurns` says
+which tile is next. Shapes: P rows of pictures in a step, H hidden.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from math import inf
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from afserve.engine.scheduling.sequence import Sequence
 from afserve.engine.scheduling.step_plan import StepPlan
+from afserve.engine.step.encoding_turns import EncodingTurns
+from afserve.engine.step.meter import Meter
 from afserve.engine.step.step_input import PlacedRows, StepInput
 from afserve.models.decoder import AttentionModel
 from afserve.models.vision.sections import SectionedRotary, TokenSpan
@@ -32,43 +34,29 @@ class PictureRows:
         """Of a model without an encoder no request has tiles."""
         self._model, self._sections, self._width = model, model.sections, model.spec.hidden
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._wanted: dict[bytes, tuple[PictureTile, Sequence]] = {}  # who came first is first
-        self._encoding: Encoding | None = None  # of the first of them
+        self._turns = EncodingTurns(self._encode)
         self._rests_until = -inf
-        self.encoded = 0  # tiles
 
     def reach(self, sequence: Sequence, start: int, end: int) -> int:
         """How far its tokens from `start` to `end` can be computed now. The first tile on the way that is not there is
-        encoded next."""
+        asked for."""
         for tile in sequence.request.tiles:
             needed = start < self._end(tile) and tile.start < end
             if needed and tile.name not in self._kept:
-                self._wanted.setdefault(tile.name, (tile, sequence))
+                self._turns.ask(tile, sequence)
                 return max(start, tile.start)
         return end
 
-    def advance(self, now: Callable[[], float], *, idle: bool) -> bool:
+    def advance(self, meter: Meter, *, idle: bool) -> bool:
         """Whether it has encoded a part of a tile: where the node is not `idle`, in half of the time at most."""
-        if not self._wanted:
+        if not self._turns:
             return False
-        begun = now()
+        begun = meter.now()
         if begun < self._rests_until and not idle:
             return False
-        name, (tile, sequence) = next(iter(self._wanted.items()))
-        if sequence.cancelled:  # another that needs it asks anew
-            del self._wanted[name]
-            self._encoding = None
-            return True
-        if self._encoding is None:
-            self._encoding = self._encoder.encode_tile(tile)
-        try:
-            next(self._encoding)
-        except StopIteration as ended:
-            del self._wanted[name]
-            self._encoding = None
-            self._keep(name, ended.value)
-            self.encoded += 1
-        end = now()
+        if ended := self._turns.advance(meter.now):
+            self._keep(*ended)
+        end = meter.encoded(begun, whole=ended is not None)
         self._rests_until = end + (end - begun)
         return True
 
@@ -98,6 +86,9 @@ class PictureRows:
     def _encoder(self) -> PictureEncoder:
         assert self._model.encoder is not None, "`RequestLimits` lets no tile in"
         return self._model.encoder
+
+    def _encode(self, tile: PictureTile) -> Encoding:
+        return self._encoder.encode_tile(tile)
 
     def _end(self, tile: PictureTile) -> int:
         return tile.start + self._encoder.spec.row_count(tile)
