@@ -15,7 +15,7 @@ constexpr int NEAR_ROWS = 32;  // whose queries or weights stay in the nearest c
 constexpr int WINDOW = 8;      // tiles whose weights share a scale
 constexpr float MOST_WEIGHT = 65535.0f;
 
-// A row's weights, times the scales of their values, as whole numbers' high and low bytes; returns what 1 is worth.
+// A row's weights, times the scales of their values, as whole numbers' high and low bytes, in whole lines; returns what 1 is worth.
 INLINE float take_weights(const bf16* weight, const float* scale, int tiles, uint8_t* high, uint8_t* low) {
   __m512 w[WINDOW], most = _mm512_setzero_ps();
   __mmask16 finite = 0xffff;
@@ -28,10 +28,16 @@ INLINE float take_weights(const bf16* weight, const float* scale, int tiles, uin
   const float top = _mm512_reduce_max_ps(most), worth = top / MOST_WEIGHT;
   const bool some = finite == 0xffff && worth > 0;
   const __m512 factor = _mm512_set1_ps(some ? MOST_WEIGHT / top : 0.0f);
-  for (int t = 0; t < tiles; t++) {
-    __m512i whole = some ? _mm512_cvtps_epi32(_mm512_mul_ps(w[t], factor)) : _mm512_setzero_si512();
-    store_raw(high + t * TILE_TOKENS, _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-    store_raw(low + t * TILE_TOKENS, _mm512_cvtepi32_epi8(whole));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), byte = _mm512_set1_epi16(0xff);
+  for (int t = 0; t < tiles; t += 4, high += 64, low += 64) {
+    __m512i whole[4], words[2];
+    for (int i = 0; i < 4; i++)
+      whole[i] = some && t + i < tiles ? _mm512_cvtps_epi32(_mm512_mul_ps(w[t + i], factor)) : _mm512_setzero_si512();
+    for (int i = 0; i < 2; i++) words[i] = _mm512_packus_epi32(whole[2 * i], whole[2 * i + 1]);
+    __m512i upper = _mm512_packus_epi16(_mm512_srli_epi16(words[0], 8), _mm512_srli_epi16(words[1], 8));
+    __m512i lower = _mm512_packus_epi16(_mm512_and_si512(words[0], byte), _mm512_and_si512(words[1], byte));
+    store_raw(high, _mm512_permutexvar_epi32(order, upper));
+    store_raw(low, _mm512_permutexvar_epi32(order, lower));
   }
   return finite == 0xffff ? worth : NAN;
 }
