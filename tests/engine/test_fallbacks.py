@@ -9,7 +9,7 @@ from afserve.kernels.ops import open_ops
 from tests.conftest import TINY
 from tests.engine.driving import BRIEF, config, drive, prompts, requests
 
-NATIVE = sorted({*TINY} - {"qwen3-next"})  # tests/families says what runs in PyTorch there: a gate
+NATIVE = sorted(TINY)
 
 
 @pytest.mark.by_day(1)
