@@ -16,6 +16,7 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule, Scoring
@@ -36,7 +37,7 @@ META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_heads", "empty_experts", "set_expert", "put_expert", "set_expert_fp8", "prepare_gqa",
     "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4", "ggml",
-    "set_expert_int4", "prepare_mla", "bind_mla", "borrow_core", "expert_layers", "isa",
+    "set_expert_int4", "prepare_mla", "bind_mla", "borrow_core", "expert_layers", "isa", "prepare_states",
     "stack_layers", "run_stack",  # on no device
 }  # fmt: skip
 
@@ -141,6 +142,10 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.mlp(x, gate_up, down)
     ops.argmax(ops.logits(ops.linear(x, ops.pack_linear(zeros(hidden, hidden))), head))
     ops.linear_heads(q, ops.pack_heads(zeros(4, 20, 16)))
+    ops.steps.open_rows(zeros(tokens, 4, 16), zeros(tokens, 4))
+    ops.steps.cap_rows(
+        ops.logits(ops.steps.join_rows(Gating(gelu=True), zeros(tokens, 2 * hidden)), head), 9.0
+    )
     ops.rope(q, angle, angle, batch.position_T, True)
     ops.write_kv(kv, kv, *caches, batch.kv_slot_T)
     ops.write_latent(zeros(tokens, 24), latent, batch.kv_slot_T)
