@@ -118,7 +118,7 @@ def start() -> Line:
         f"{row['start_to_ready']:.1f} s",
         f"transformers {peer['start_to_ready']:.1f} s",
         processor(row),
-        "python -m bench.decode",
+        "afserve bench decode",
     )
 
 

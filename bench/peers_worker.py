@@ -86,7 +86,7 @@ def _transformers(name: str, case: Case) -> None:
     import transformers
 
     from afserve.cli.bench.case import prompts
-    from bench.decode_peer import generate
+    from afserve.cli.bench.peer import batch as generate
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

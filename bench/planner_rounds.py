@@ -172,9 +172,8 @@ def pace() -> float:
 
 
 def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: int) -> Iterator[Measured]:
-    """Real processes, as `bench.decode` starts them."""
-    from afserve.cli.bench.ours import Shape
-    from bench.decode import measure
+    """Real processes, as `afserve bench decode` starts them."""
+    from afserve.cli.bench.ours import Shape, measure
 
     prefill, attention, experts = layout
     shape = Shape(not experts, attention, experts or None, str(micro_batches), prefill, share_cores=False)

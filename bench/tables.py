@@ -45,7 +45,7 @@ def decode() -> str:
     if not lines:
         return ""
     return (
-        f"**Start and memory** ({where(found[-1])}); `python -m bench.decode --model DIR --save`.\n\n"
+        f"**Start and memory** ({where(found[-1])}); `afserve bench decode --model DIR --out bench/results/decode.jsonl`.\n\n"
         + table(["model", "engine", "start to ready", "peak MiB"], lines)
     )
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,14 +35,6 @@ class _OutputFile(click.Path):
 
 output_file = _OutputFile(path_type=Path)
 _LONGEST = 64  # characters of a number
-
-
-def numbers(ctx: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    """A click callback: whole numbers above 0, comma-separated."""
-    parts = text.split(",")
-    if not all(re.fullmatch(r"[0-9]{1,9}", part.strip()) and int(part) > 0 for part in parts):
-        raise click.BadParameter(f"{shown(text)} is not a list of numbers such as 1,8,32", ctx, option)
-    return tuple(int(part) for part in parts)
 
 
 class Within(click.ParamType[int | float]):

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from afserve.cli import top
 from afserve.cli.bench.case import Case, prompts
-from afserve.cli.bench.figures import Timeline, figures
+from afserve.cli.bench.figures import Timeline, figures, spread
+from afserve.cli.bench.report import BenchRow, record, table
 from afserve.cli.config_file import config_file
 from afserve.cli.main import COMMANDS, LazyGroup, run
 from afserve.cli.options import existing_file
 from afserve.cli.status import row
 from afserve.kernels import isa
-from bench.decode_rows import BenchRow, line, record, spread
 
 
 def said(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -61,13 +61,13 @@ def test_every_command_has_help(capsys, name):
         (["up", "--max-waiting", "0"], "--max-waiting"),
         (["up", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["node", "--role", "expert"], "--join"),
-        (["bench", "pipeline", "--batch", "1,x"], "1,x"),
-        (["bench", "pipeline", "--batch", "9" * 5000], "is not a list of numbers"),
-        (["bench", "pipeline", "--batch", "\u00b2"], "is not a list of numbers"),
-        (["bench", "pipeline", "--model", "a" * 5000], "neither a folder"),
-        (["bench", "pipeline", "--model", "x\ny"], r"'x\ny'"),
-        (["bench", "pipeline", "--model", "x\x1b[2J"], r"'x\x1b[2J'"),
-        (["bench", "pipeline", "--model", "~nobody-here"], "--model ~nobody-here: neither"),
+        (["bench", "decode", "--batch", "1,x"], "1,x"),
+        (["bench", "decode", "--batch", "9" * 5000], "is not a list of numbers"),
+        (["bench", "decode", "--batch", "\u00b2"], "is not a list of numbers"),
+        (["bench", "decode", "--model", "a" * 5000], "neither a folder"),
+        (["bench", "decode", "--model", "x\ny"], r"'x\ny'"),
+        (["bench", "decode", "--model", "x\x1b[2J"], r"'x\x1b[2J'"),
+        (["bench", "decode", "--model", "~nobody-here"], "--model ~nobody-here: neither"),
         (["no\x1b[2Jnsense"], r"no\x1b[2Jnsense"),
     ],
 )
@@ -77,7 +77,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, wanted):
     assert err.startswith("error: ") and wanted in err and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [["up"], ["bench", "pipeline"], ["node", "--role", "expert"]])
+@pytest.mark.parametrize(
+    "command", [["up"], ["bench", "decode"], ["bench", "pipeline"], ["node", "--role", "expert"]]
+)
 def test_an_instruction_set_that_is_not_here_is_refused_at_once(capsys, monkeypatch, tmp_path, command):
     monkeypatch.setattr(isa, "isas_here", lambda: ("avx2", "generic"))
     if command[0] == "node":
@@ -205,7 +207,7 @@ def test_prompts_are_seeded_and_differ():
 
 def test_a_row_carries_where_and_when():
     one = BenchRow("afd", 8, 123.4567891, 1.0, None, 0.1, 0.2, 3.0, {"attention-0": 5.0})
-    kept = record(one, Case("/x/model", (8,), 4, 4, 1))
-    assert kept["tokens_per_second"] == 123.45679 and kept["model"] == "model"
-    assert kept["machine"] and "commit" in kept and kept["date"].count("-") == 2
-    assert line(one) == ["afd", "", "", "8", "123", "-", "100", "200", "3.0", "5.0"]
+    line = record(one, Case("/x/model", (8,), 4, 4, 1))
+    assert line["tokens_per_second"] == 123.45679 and line["model"] == "model"
+    assert line["machine"] and line["commit"] and line["date"].endswith("Z")
+    assert table([one]).row_count == 1

@@ -1,9 +1,13 @@
-"""`afserve bench`: measurements of an installation. Every one prints rows that can be appended to a results file."""
+"""`afserve bench`: the project's own measurements. Every one prints rows that can be appended to a results file."""
 
 from afserve.cli.main import LazyGroup
 
 bench = LazyGroup(
     {
+        "decode": (
+            "afserve.cli.bench.decode:decode",
+            "Generated tokens per second, TTFT, TPOT, start-up, memory.",
+        ),
         "serve": (
             "afserve.cli.bench.serve:serve",
             "Load on a running server, and what its clients see: TTFT, gaps, goodput.",

@@ -39,3 +39,9 @@ def figures(batch: Sequence[Timeline]) -> BatchFigures:
 
 def _per_token(one: Timeline) -> float:
     return (one.tokens[-1] - one.tokens[0]) / max(1, len(one.tokens) - 1)
+
+
+def spread(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
+    """(median, smallest, largest) of what there is."""
+    known = sorted(value for value in values if value is not None)
+    return (median(known), known[0], known[-1]) if known else (None, None, None)

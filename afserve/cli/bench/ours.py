@@ -5,15 +5,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures
+from afserve.cli.bench.report import BenchRow
 from afserve.control.frontend import Frontend
 from afserve.doors.llm import LLM
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.kernels.isa import used_isa
+from afserve.member import Role
 
-WARM_UP = 2  # sequences
+_WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,35 @@ class Shape:
         )
 
 
+def _peaks(llm: LLM) -> dict[str, float | None]:
+    """MiB of each node's process on this machine, and of this one, which is the gateway."""
+    found = {str(node): llm.run.processes.pid_of(node) for node in llm.topology.deployment.nodes}
+    return {name: peak_mib(pid) for name, pid in found.items() if pid is not None} | {"gateway": peak_mib()}
+
+
+def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
+    """One row per batch size, all on one start."""
+    llm = shape.llm(case)
+    begin = time.perf_counter()
+    with llm:
+        ready = time.perf_counter() - begin
+        run_batch(llm, case, _WARM_UP, seed=-1)
+        for batch in case.batches:
+            runs = [figures(run_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
+            deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
+            yield BenchRow.of_runs(
+                batch,
+                runs,
+                engine="colocated" if shape.colocated else "afd",
+                start_to_ready=ready,
+                peak_mib=_peaks(llm),
+                nodes=f"{deployment.count(Role.ATTENTION)}x{deployment.count(Role.EXPERT)}",
+                micro_batches="auto" if engine.adaptive else str(engine.micro_batches),
+                threads=engine.threads,
+                isa=used_isa(case.isa),
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """`seconds`: per token of each of `requests` sequences while all of them decode. `gateway`: processor seconds of
@@ -63,7 +96,7 @@ def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
     """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
     it was given."""
     with shape.llm(case) as llm:
-        run_batch(llm, case, WARM_UP, seed=-1)
+        run_batch(llm, case, _WARM_UP, seed=-1)
         for seed in range(case.repeats):
             for batch in case.batches:
                 used = time.process_time()
@@ -91,3 +124,13 @@ async def _timed(frontend: Frontend, request: GenerationRequest) -> Timeline:
         async for event in events:
             times += [time.perf_counter()] * len(event.token_ids)
     return Timeline(submitted, tuple(times))
+
+
+def peak_mib(pid: int | str = "self") -> float | None:
+    """The most resident memory a process ever had."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
+    return round(int(line.split()[1]) / 1024, 1) if line else None

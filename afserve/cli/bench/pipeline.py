@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from afserve.cli.bench.decode import numbers
 from afserve.cli.bench.report import measured_here
-from afserve.cli.options import group_options, numbers, option, output_file
+from afserve.cli.options import group_options, option, output_file
 from afserve.cli.settings import setting_option
 from afserve.config import EngineSettings
 from afserve.errors import ConfigError

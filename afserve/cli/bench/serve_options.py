@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from afserve.cli.bench.decode import numbers
 from afserve.cli.load.arrivals import ARRIVALS, POISSON, TracedRequest
 from afserve.cli.load.asks import CHAT, COMPLETIONS, Ask, RequestForm
-from afserve.cli.options import Within, existing_file, numbers, option, output_file
+from afserve.cli.options import Within, existing_file, option, output_file
 from afserve.errors import ConfigError
 
 

@@ -1,6 +1,12 @@
-"""transformers' `generate` for `bench.decode` and `bench.peers`, with the time of each of its tokens."""
+"""Measures transformers' `generate` on the same checkpoint and prompts, in a process of its own.
 
+Started as a module with one JSON argument; prints one JSON row per batch size. Not imported by anything else.
+"""
+
+import json
+import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -8,11 +14,11 @@ import transformers
 
 from afserve.cli.bench.case import Case, prompts
 from afserve.cli.bench.figures import Timeline, figures
-from afserve.launch.plan.models import CONFIGS
-from bench.decode_rows import BenchRow, peak_mib
+from afserve.cli.bench.ours import peak_mib
+from afserve.cli.bench.report import BenchRow
 
 
-class TokenClock(transformers.LogitsProcessor):
+class TokenClock(transformers.LogitsProcessor):  # type: ignore[misc]
     """Called once per generated token, after its logits: the time a token exists."""
 
     def __init__(self) -> None:
@@ -23,7 +29,7 @@ class TokenClock(transformers.LogitsProcessor):
         return scores
 
 
-def generate(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
+def batch(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
     clock, begin = TokenClock(), time.perf_counter()
     model.generate(
         ids,
@@ -36,23 +42,19 @@ def generate(model: Any, ids: torch.Tensor, output_len: int) -> list[Timeline]:
     return [Timeline(begin, tuple(clock.times))] * ids.shape[0]
 
 
-def measured_alone(case: Case) -> list[BenchRow]:
-    """On the same checkpoint and prompts as afserve, in a process that does nothing else."""
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+def main(case: Case) -> None:
     torch.set_num_threads(case.threads or torch.get_num_threads())
-    folder = CONFIGS / case.model if (CONFIGS / case.model).is_dir() else case.model
     begin = time.perf_counter()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(case.model, dtype="auto").eval()
     ready = time.perf_counter() - begin
-    vocabulary, found = model.config.vocab_size, []
+    vocabulary = model.config.vocab_size
     with torch.inference_mode():
-        generate(model, torch.tensor(prompts(vocabulary, 2, case.prompt_len, -1)), 4)
+        batch(model, torch.tensor(prompts(vocabulary, 2, case.prompt_len, -1)), 4)
         for size in case.batches:
             runs = []
             for seed in range(case.repeats):
                 ids = torch.tensor(prompts(vocabulary, size, case.prompt_len, seed))
-                runs.append(figures(generate(model, ids, case.output_len)))
+                runs.append(figures(batch(model, ids, case.output_len)))
             row = BenchRow.of_runs(
                 size,
                 runs,
@@ -61,5 +63,11 @@ def measured_alone(case: Case) -> list[BenchRow]:
                 peak_mib={"process": peak_mib()},
                 threads=torch.get_num_threads(),
             )
-            found.append(row)
-    return found
+            print(json.dumps(asdict(row)), flush=True)
+
+
+if __name__ == "__main__":
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    fields = json.loads(sys.argv[1])
+    main(Case(**{**fields, "batches": tuple(fields["batches"])}))
