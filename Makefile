@@ -7,8 +7,8 @@ STAMP := $(VENV)/.ready
 # An environment that was copied along with its checkout names the other one in its scripts, and would run its code.
 MOVED := $(if $(wildcard $(STAMP)),$(filter-out $(CURDIR),$(shell cat $(STAMP))))
 ARGS ?=
-# Tests wait part of the time, for processes or servers: four workers keep two cores busy.
-WORKERS ?= 4
+# Tests wait part of the time, for processes or servers: three workers keep two cores busy.
+WORKERS ?= 3
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -32,11 +32,11 @@ moved:
 up: setup
 	@$(BIN)/python -m afserve up $(ARGS)
 
-# Tests that stop, race or time processes wait more than they compute: two of them have a core each. The others share both.
+# Tests that stop, race or time processes need the cores for themselves; the others share them between workers.
 test: setup
 ifeq ($(ARGS),)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long and not alone" --workers $(WORKERS)
-	$(BIN)/python -m pytest --alone --workers 2
+	$(BIN)/python -m pytest --alone
 else
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 endif

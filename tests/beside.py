@@ -1,4 +1,4 @@
-"""Tests beside each other: `pytest --workers 4` forks workers, each of which takes file after file.
+"""Tests beside each other: `pytest --workers 3` forks workers, each of which takes file after file.
 
 They are forked from one process that has imported what most tests import, and a file is collected by the worker that
 runs it: to collect all takes half a minute of a core, and is done once. Reports go to the first process, a line of JSON
