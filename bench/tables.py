@@ -281,7 +281,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "In few bits beside its peers": tables_peers.peers_in_few_bits,
     "The expert FFN beside kt-kernel": tables_peers.experts,
     "AFD on one host beside the colocated engine": tables_cores.lent,
-    "A layer beside reading its weights": tables_cores.layer_time,
     "Start and memory": decode,
     "Start and memory of large models": tables_start.large,
     "Placements that change under load": live,

@@ -1,5 +1,4 @@
-"""The tables of `bench.lent_cores` and `bench.layer_time`: AFD on the two cores of one host beside the colocated engine,
-and what a layer takes beside reading its weights. They measure nothing."""
+"""The table of `bench.lent_cores`: AFD on the two cores of one host, beside the colocated engine. It measures nothing."""
 
 # ruff: noqa: E501  sentences and tables, easier to read unwrapped
 
@@ -54,24 +53,4 @@ def lent() -> str:
             ],
             lines,
         )
-    )
-
-
-def layer_time() -> str:
-    found = newest(rows("layer_time"), "shape", "kept", "isa")
-    if not found:
-        return ""
-    lines = [
-        [
-            r["shape"],
-            {"auto": "bf16"}.get(r["kept"], r["kept"]),
-            r["isa"],
-            *(f"{r[key]} ({r[f'median_{key}']})" for key in ("one_thread_us", "two_threads_us", "beside_us")),
-        ]
-        for r in found
-    ]
-    return (
-        f"**A layer beside reading its weights**, one sequence, colocated, microseconds of the best step (and of the median one) in {found[-1]['rounds']} turns ({where(found[-1])}); "
-        "`python -m bench.layer_time --save`. What two threads do not share out is twice their time less that of one.\n\n"
-        + table(["shape", "kept in", "instructions", "one thread", "two threads", "beside reading"], lines)
     )
