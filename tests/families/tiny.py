@@ -329,7 +329,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": (
         "Gemma4",
         {**GEMMA, "num_hidden_layers": 4, "layer_types": FULL_FIRST, "attention_k_eq_v": True,
-         "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
+         "global_head_dim": GEMMA["head_dim"], "num_global_key_value_heads": 1, "final_logit_softcapping": 3.0},
     ),
     "gemma4-odd": (
         "Gemma4",

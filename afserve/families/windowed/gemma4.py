@@ -35,16 +35,16 @@ def _layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
 
 def _attention(fields: ConfigFields) -> list[AttentionSpec]:
     """`layer_types`, or every sixth layer a full one; the last one always is. Sizes of a full layer's heads are
-    `global_...`, or those of the first one in `per_layer_config`."""
+    `global_...`, or, where there is a `per_layer_config`, those of the first one in it, or else all layers'."""
     types, of_key = layer_types(fields, SLIDING, FULL, every=6), fields.flag("attention_k_eq_v", False)
     types = (*types[:-1], FULL)
-    own: dict[str, object] = {"head_dim": fields.integer("global_head_dim", default=512)}
-    if of_key and fields.has("num_global_key_value_heads"):
-        own["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
-    listed = fields.inner(fields.section("per_layer_config"), "per_layer_config").section(
-        str(types.index(FULL))
-    )
-    view = fields.view({**own, **listed}, _OF_FULL)
+    listed = fields.inner(fields.section("per_layer_config"), "per_layer_config")
+    own = dict(listed.section(str(types.index(FULL))))
+    if not fields.has("per_layer_config"):
+        own["head_dim"] = fields.integer("global_head_dim", default=512)
+        if of_key and fields.has("num_global_key_value_heads"):
+            own["num_key_value_heads"] = fields.integer("num_global_key_value_heads")
+    view = fields.view(own, _OF_FULL)
     narrow = replace(_of(fields, SLIDING), window=fields.integer("sliding_window", default=512))
     each = {SLIDING: narrow, FULL: replace(_of(view, FULL), value_of_key=of_key)}
     return [each[name] for name in types]
