@@ -189,7 +189,7 @@ class BoundStates:
     handle: object
 
 
-class Begun(NamedTuple):
+class StateRows(NamedTuple):
     """What stands before the states: rows of a rule, or (T, C) float32 of a convolution, and the gate behind it."""
 
     rows: DeltaRows | Tensor
@@ -208,7 +208,7 @@ class FusedStates(ABC):
         """x_TH becomes, in place, the residual stream behind the mixer; states are read and written."""
 
     @abstractmethod
-    def begin_half(self, x_TH: Tensor) -> Begun:
+    def begin_half(self, x_TH: Tensor) -> StateRows:
         """Its first part, with the same bits, where somebody else moves the states."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from afserve.kernels import _native
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaRows
 from afserve.kernels.indexer import chosen_batch
-from afserve.kernels.layer import Begun, BoundStates, FusedStates, Half, MixerParts, StateLayer
+from afserve.kernels.layer import BoundStates, FusedStates, Half, MixerParts, StateLayer, StateRows
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_products import CODES, address, plain
 from afserve.kernels.native_steps import fits as fits_norm
@@ -21,12 +21,8 @@ from afserve.kernels.native_steps import linear_of
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch
 
-KINDS = (
-    "head",
-    "channel",
-    "sum",
-    "convolution",
-)  # codes of native/states.h, and of a layer without a mixer the next
+KINDS = "head", "channel", "sum", "convolution"
+"""Codes of native/states.h; a layer without a mixer has the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +185,7 @@ class NativeStates(FusedStates):
         assert isinstance(handle, HalfOverCache), "made by `bind`"
         return run(self._engine, handle, plain(x_TH, self._dtype), batch)
 
-    def begin_half(self, x_TH: Tensor) -> Begun:
+    def begin_half(self, x_TH: Tensor) -> StateRows:
         mixer, tokens = self._layer.mixer, len(x_TH)
         assert mixer is not None, "of a layer that mixes rows"
         gate = torch.empty(tokens, mixer.out.inputs, dtype=self._dtype)
@@ -206,7 +202,7 @@ class NativeStates(FusedStates):
         x = plain(x_TH, self._dtype)
         pointers = mixed.data_ptr(), address(decay), beta.data_ptr(), gate.data_ptr()
         self._half.begin(self._engine, x.data_ptr(), tokens, *pointers)
-        return Begun(mixed if decay is None else DeltaRows(mixed, decay, beta), gate)
+        return StateRows(mixed if decay is None else DeltaRows(mixed, decay, beta), gate)
 
     def end_half(self, x_TH: Tensor, read_TD: Tensor, gate_TD: Tensor) -> Half:
         tokens, expert, weight = len(x_TH), None, None

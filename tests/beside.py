@@ -78,9 +78,8 @@ class Beside:
         for name in self._imported:
             importlib.import_module(name)
         for logger in filter(_is_apart, logging.root.manager.loggerDict.values()):
-            logger.propagate = (
-                True  # or pytest gives each of torch's sixty its handlers and takes them, six times a test
-            )
+            # Or pytest gives each of torch's sixty its handlers and takes them, six times a test.
+            logger.propagate = True
         session.perform_collect(genitems=False)
         return True
 

@@ -23,7 +23,7 @@ from afserve.kernels.devices.device import Queue
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.triton import symm_exchange as symm_kernels
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, cdiv, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, power_of_two
 from afserve.member import NodeId, Role
 
 _COLUMNS = 1024
@@ -143,13 +143,15 @@ class _End:
 
     def _flags(
         self, boxes: Boxes, awaited: Region, sent: Region, *, is_next: bool
-    ) -> tuple[Prepared, Prepared]:
+    ) -> tuple[PreparedLaunch, PreparedLaunch]:
         """The launch that waits for messages, and the one that says that they are there."""
         grid, timed = (len(boxes),), self._patience.timed
         numbers = self._layout.max_rows, awaited.half, self._patience.limit
         return (
-            Prepared(symm_kernels.wait_boxes, grid, numbers, NEXT=is_next, TIMED=timed, num_warps=1, **FUSED),
-            Prepared(symm_kernels.signal_boxes, grid, (sent.half,), TIMED=timed, num_warps=1, **FUSED),
+            PreparedLaunch(
+                symm_kernels.wait_boxes, grid, numbers, NEXT=is_next, TIMED=timed, num_warps=1, **FUSED
+            ),
+            PreparedLaunch(symm_kernels.signal_boxes, grid, (sent.half,), TIMED=timed, num_warps=1, **FUSED),
         )
 
     def waits_here(self) -> None:
@@ -166,25 +168,25 @@ class SymmAttention(_End):
     def __init__(self, layout: Layout, boxes: Sequence[Boxes], patience: Patience = Patience()) -> None:
         super().__init__(layout, boxes, patience, Role.EXPERT)
         self._flags_M = [self._flags(one, self._combine, self._dispatch, is_next=False) for one in boxes]
-        self._sends: dict[tuple[object, ...], tuple[Prepared, Prepared]] = {}
-        self._sums: dict[tuple[object, ...], Prepared] = {}
+        self._sends: dict[tuple[object, ...], tuple[PreparedLaunch, PreparedLaunch]] = {}
+        self._sums: dict[tuple[object, ...], PreparedLaunch] = {}
 
     def _sending(
         self, nodes: int, rows: int, stride: int, routed: tuple[int, int] | None
-    ) -> tuple[Prepared, Prepared]:
+    ) -> tuple[PreparedLaunch, PreparedLaunch]:
         """A row's places, and where it goes; `routed` has how many experts and replicas."""
         layout = self._layout
         experts, replicas = routed or (0, 1)
-        plan = Prepared(
+        plan = PreparedLaunch(
             symm_kernels.plan_nodes, (nodes,), (rows, layout.slots, experts, replicas, layout.hidden, stride),
             CHOICES=layout.top_k, ROUTED=routed is not None, ROWS=_PLAN_ROWS, **FUSED,
         )  # fmt: skip
         numbers = rows, layout.hidden, stride, nodes, *self._rows
-        return plan, Prepared(symm_kernels.put_rows, (rows, self._parts), numbers, **self._moved)
+        return plan, PreparedLaunch(symm_kernels.put_rows, (rows, self._parts), numbers, **self._moved)
 
-    def _summing(self, nodes: int, rows: int, stride: int, add: bool) -> Prepared:
+    def _summing(self, nodes: int, rows: int, stride: int, add: bool) -> PreparedLaunch:
         region, layout = self._combine, self._layout
-        return Prepared(
+        return PreparedLaunch(
             symm_kernels.sum_answers, (rows, self._parts),
             (rows, layout.hidden, stride, nodes, region.half, 0, region.x), 5, ADD=add, COLUMNS=self._columns,
             WIRE=_WIRES[layout.combine_wire], **FUSED,
@@ -286,12 +288,14 @@ class SymmExpert(_End):
         self._flags_M = [self._flags(one, self._dispatch, self._combine, is_next=True) for one in boxes]
         self._moves_M = [self._moves(len(one)) for one in boxes]
 
-    def _moves(self, boxes: int) -> tuple[Prepared, Prepared]:
+    def _moves(self, boxes: int) -> tuple[PreparedLaunch, PreparedLaunch]:
         """Of rows that came, and of answers."""
         layout, region, padded = self._layout, self._combine, power_of_two(boxes)
         grid, numbers = (boxes * layout.max_rows, self._parts), (boxes, layout.max_rows, layout.hidden)
-        take = Prepared(symm_kernels.take_rows, grid, (*numbers, *self._rows), BOXES=padded, **self._moved)
-        return take, Prepared(
+        take = PreparedLaunch(
+            symm_kernels.take_rows, grid, (*numbers, *self._rows), BOXES=padded, **self._moved
+        )
+        return take, PreparedLaunch(
             symm_kernels.put_answers, grid, (*numbers, region.half, region.x), COLUMNS=self._columns, BOXES=padded,
             WIRE=_WIRES[layout.combine_wire], **FUSED,
         )  # fmt: skip

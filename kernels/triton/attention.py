@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_WINDOW = 1 << 30
@@ -211,11 +211,11 @@ _Strides = tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]
 def _decoding(
     sequences: int, heads: int, keys: tuple[int, int, int, int], values: int, dtype: torch.dtype, scale: float,
     window: int | None, tile: AttentionTile, parts: int, strides: _Strides,
-) -> Prepared:  # fmt: skip
+) -> PreparedLaunch:  # fmt: skip
     _, groups, block, size = keys
     of_q, of_table, of_k, of_v = strides
     repeat = heads // groups
-    return Prepared(
+    return PreparedLaunch(
         _decode, (sequences, groups, parts),
         (scale, window or NO_WINDOW, groups, repeat, size, values, *of_q, of_table, *of_k, *of_v, parts),
         DIRECT=parts == 1, ROWS=max(16, power_of_two(repeat)), SHORTEST=tile.split,

@@ -18,7 +18,7 @@ import triton.language as tl
 from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned
 from afserve.kernels.triton.permute import RowPlan, combine_rows, plan_rows
 from afserve.kernels.triton.quant import fp8_scale, quantise_groups, to_fp8
 
@@ -219,10 +219,10 @@ def grouped_gate_up(
 @planned
 def _joining(
     sizes: _Sizes, places: int, x_stride: int, scale_step: int, choices: int, tile: Tile
-) -> Prepared:
+) -> PreparedLaunch:
     hidden, inner, tiles = sizes.hidden, sizes.inner, places // tile.rows
     groups_h, groups_i = -(-hidden // sizes.group), -(-inner // sizes.group)
-    return Prepared(
+    return PreparedLaunch(
         _gate_up, (tiles * cdiv(inner, tile.columns),),
         (tiles, hidden, inner, x_stride, scale_step, places, groups_h, groups_i),
         CHOICES=choices, EVEN=hidden % tile.depth == 0, **dict(sizes.joint), **sizes.constants(tile),
@@ -254,10 +254,10 @@ def grouped_down(
 
 
 @planned
-def _lowering(sizes: _Sizes, places: int, tile: Tile) -> Prepared:
+def _lowering(sizes: _Sizes, places: int, tile: Tile) -> PreparedLaunch:
     hidden, inner, tiles = sizes.hidden, sizes.inner, places // tile.rows
     groups_h, groups_i = -(-hidden // sizes.group), -(-inner // sizes.group)
-    return Prepared(
+    return PreparedLaunch(
         _down, (tiles * cdiv(hidden, tile.columns),), (tiles, hidden, inner, places, groups_h, groups_i),
         EVEN=inner % tile.depth == 0, BIAS=sizes.down_bias, **sizes.constants(tile),
     )  # fmt: skip

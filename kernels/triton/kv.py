@@ -16,7 +16,7 @@ import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, launched, planned, power_of_two
 
 
 @triton.jit
@@ -169,9 +169,9 @@ def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, inte
 
 
 @planned
-def _turning(shape: tuple[int, ...], stride: tuple[int, ...], half: int, interleaved: bool) -> Prepared:
+def _turning(shape: tuple[int, ...], stride: tuple[int, ...], half: int, interleaved: bool) -> PreparedLaunch:
     tokens, heads, size = shape
-    return Prepared(
+    return PreparedLaunch(
         _rope, (tokens,), (heads, *stride[:2], half, size), HEADS=power_of_two(heads), HALF=power_of_two(half),
         REST=_rest(size, half), INTERLEAVED=interleaved, **FUSED,
     )  # fmt: skip
@@ -227,10 +227,10 @@ def _launch_kv(
 def _writing(
     turn: tuple[float, int, bool] | None, heads: int, shape: tuple[int, ...], values: int, block_size: int,
     strides: tuple[tuple[int, ...], ...],
-) -> Prepared:  # fmt: skip
+) -> PreparedLaunch:  # fmt: skip
     tokens, groups, size = shape
     eps, half, interleaved = turn or (0.0, size // 2, False)
-    return Prepared(
+    return PreparedLaunch(
         _rope_write_kv, (tokens, 3 if turn else 2),
         (eps, heads, groups, half, size, values, block_size, *(n for stride in strides for n in stride[:-1])),
         TURN=turn is not None, HEADS=power_of_two(heads), GROUPS=power_of_two(groups),
@@ -277,9 +277,9 @@ def _launch_latents(
 def _keeping(
     grid: tuple[int, int], width: int, rank: int, how: tuple[float, int, int, bool], block_size: int,
     strides: tuple[int, ...],
-) -> Prepared:  # fmt: skip
+) -> PreparedLaunch:  # fmt: skip
     eps, half, rope, interleaved = how
-    return Prepared(
+    return PreparedLaunch(
         _keep_latents, grid, (eps, width, rank, half, rope, block_size, *strides), QUERY=power_of_two(width),
         RANK=power_of_two(rank), HALF=power_of_two(half) if half else 0, REST=_rest(rope, half),
         INTERLEAVED=interleaved, **FUSED,

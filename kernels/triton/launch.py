@@ -1,7 +1,7 @@
 """Launches of Triton's kernels that cost the host little: what one was compiled to is found by a few words.
 
 `JITFunction.run` binds and specialises each argument and makes a text of them, at every launch. Here the compiled
-kernel is kept under what Triton would specialise on, and called as `JITFunction.run` calls it. A `Prepared` launch is
+kernel is kept under what Triton would specialise on, and called as `JITFunction.run` calls it. A `PreparedLaunch` is
 looked up by nothing but its tensors. It knows no kernel.
 """
 
@@ -22,7 +22,7 @@ Launch = Callable[..., "Kept | None"]
 Kept = tuple[Any, ...]
 """What is called, and with what: the driver's function, the kernel, its metadata, constants."""
 planned = lru_cache(MOST_KEPT)
-"""For functions of sizes, strides and dtypes that make `Prepared` launches."""
+"""For functions of sizes, strides and dtypes that make `PreparedLaunch` launches."""
 
 
 def launched(function: Callable[..., Any] | None = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
@@ -89,7 +89,7 @@ class LaunchedKernel(JITFunction):  # type: ignore[misc]
         return kept
 
 
-class Prepared:
+class PreparedLaunch:
     """A launch that is made again and again: grid, numbers and constants stay, tensors are given each time.
 
     A kernel takes tensors (or None) before `numbers`. Which of these stands at `free`, if one does, is told with each

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
 NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
@@ -144,12 +144,12 @@ def _attending(
     shape: tuple[int, int, int], own_rope: int, block: int, dtype: torch.dtype, sequences: int, single: bool,
     scale: float, tile: AttentionTile, parts: int,
     strides: tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]],
-) -> Prepared:  # fmt: skip
+) -> PreparedLaunch:  # fmt: skip
     tokens, heads, rank = shape
     of_q, of_rope, of_table, of_cache = strides
     width, rope = (max(16, power_of_two(size)) for size in (rank, own_rope))
     one_each = single and tokens == sequences
-    return Prepared(
+    return PreparedLaunch(
         _attend_latent, (tokens, cdiv(heads, tile.queries), parts),
         (scale, sequences, heads, rank, own_rope, *of_q, *of_rope, of_table, *of_cache, parts),
         SEQUENCES=1 if one_each else max(16, power_of_two(sequences)), DIRECT=parts == 1, BLOCK=block,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
 
 
 @launched(do_not_specialize=["rows"])
@@ -87,10 +87,10 @@ def add_sums(x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> No
 
 
 @planned
-def _adding(shape: tuple[int, int], stride: int) -> Prepared:
+def _adding(shape: tuple[int, int], stride: int) -> PreparedLaunch:
     rows, hidden = shape
     columns = min(1024, power_of_two(hidden))
-    return Prepared(_add_sums, (rows,), (hidden, stride, 0), 2, COLUMNS=columns, **FUSED)
+    return PreparedLaunch(_add_sums, (rows,), (hidden, stride, 0), 2, COLUMNS=columns, **FUSED)
 
 
 def silu_mul(gate_up_TJ: Tensor) -> Tensor:
@@ -104,9 +104,11 @@ def silu_mul(gate_up_TJ: Tensor) -> Tensor:
 
 
 @planned
-def _joining(tokens: int, inner: int, stride: int) -> Prepared:
+def _joining(tokens: int, inner: int, stride: int) -> PreparedLaunch:
     columns = min(1024, power_of_two(inner))
-    return Prepared(_silu_mul, (tokens, cdiv(inner, columns)), (inner, stride), COLUMNS=columns, **FUSED)
+    return PreparedLaunch(
+        _silu_mul, (tokens, cdiv(inner, columns)), (inner, stride), COLUMNS=columns, **FUSED
+    )
 
 
 def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor:
@@ -121,14 +123,14 @@ def _launch(x: Tensor, y: Tensor | None, weight_H: Tensor, eps: float) -> Tensor
 
 
 @planned
-def _norming(shape: tuple[int, ...], stride: tuple[int, ...], eps: float, alone: bool) -> Prepared:
+def _norming(shape: tuple[int, ...], stride: tuple[int, ...], eps: float, alone: bool) -> PreparedLaunch:
     """One with a residual, and one `alone`: a launch keeps one kind of tensors."""
     rows, *inside, hidden = shape
     inner_rows, inner_stride = (inside[0], stride[1]) if inside else (1, 0)
     rows *= inner_rows
     columns = power_of_two(hidden)
     block = max(1, 2048 // columns)
-    return Prepared(
+    return PreparedLaunch(
         _rms_norm, (cdiv(rows, block),), (rows, hidden, inner_rows, stride[0], inner_stride, eps),
         ROWS=block, COLUMNS=columns, num_warps=8 if columns > 4096 else 4, **FUSED,
     )  # fmt: skip

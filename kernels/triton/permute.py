@@ -15,7 +15,7 @@ from torch import Tensor
 
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
 
 CHUNK = 128  # pairs one program ranks
 _COUNTED = 1024  # pairs that it counts at once
@@ -113,9 +113,9 @@ def plan_rows(slot_RK: Tensor, slots: int, tile_rows: int) -> RowPlan:
 
 
 @planned
-def _placing(pairs: int, slots: int, tile_rows: int) -> tuple[int, Prepared]:
+def _placing(pairs: int, slots: int, tile_rows: int) -> tuple[int, PreparedLaunch]:
     tiles = most_tiles(pairs, slots, tile_rows)
-    return tiles, Prepared(
+    return tiles, PreparedLaunch(
         _place_chunk, (cdiv(max(pairs, tiles), CHUNK),), (pairs, slots, tiles), TILE_ROWS=tile_rows,
         SLOTS=power_of_two(slots), CHUNK=CHUNK, COUNTED=_COUNTED, num_warps=8, **FUSED,
     )  # fmt: skip
@@ -136,8 +136,8 @@ def combine_rows(
 
 
 @planned
-def _combining(shape: tuple[int, int], hidden: int, stride: int, add: bool, columns: int) -> Prepared:
+def _combining(shape: tuple[int, int], hidden: int, stride: int, add: bool, columns: int) -> PreparedLaunch:
     rows, choices = shape
     columns = min(columns, power_of_two(hidden))
     constants = {"ADD": add, "CHOICES": choices, "COLUMNS": columns, **FUSED}
-    return Prepared(_combine_rows, (rows, cdiv(hidden, columns)), (hidden, stride), **constants)
+    return PreparedLaunch(_combine_rows, (rows, cdiv(hidden, columns)), (hidden, stride), **constants)

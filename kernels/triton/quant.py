@@ -15,7 +15,7 @@ import triton.language as tl
 from afserve.kernels.formats import scaled
 from afserve.kernels.formats.scaled import FP8, GROUP, LARGEST
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned
 
 FP8_MAX = tl.constexpr(LARGEST)
 TINY = tl.constexpr(scaled.TINY)
@@ -85,9 +85,9 @@ def _launch(x_TH: Tensor, scale: Tensor, rows: int, columns: int, per_row: bool)
 @planned
 def _quantising(
     shape: tuple[int, int], stride: int, groups: int, strides: tuple[int, int], tile: tuple[int, int, bool]
-) -> Prepared:
+) -> PreparedLaunch:
     rows, columns, per_row = tile
-    return Prepared(
+    return PreparedLaunch(
         _quantise_tile, (cdiv(shape[0], rows), groups), (*shape, stride, *strides),
         ROWS=rows, COLUMNS=columns, PER_ROW=per_row, num_warps=8 if not per_row else 4, **FUSED,
     )  # fmt: skip

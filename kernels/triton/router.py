@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.config import FUSED, RouterTile
-from afserve.kernels.triton.launch import Prepared, cdiv, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
 
 LOWEST = tl.constexpr(-1.0e38)  # below every score, above what has been taken; twice it is still finite
 
@@ -142,12 +142,12 @@ def scores(x_TH: Tensor, gate_EH: Tensor, tile: RouterTile) -> Tensor:
 @planned
 def _scoring(
     shape: tuple[int, int], stride: int, experts: int, widen: bool, tile: RouterTile
-) -> tuple[tuple[int, int, int], Prepared]:
+) -> tuple[tuple[int, int, int], PreparedLaunch]:
     """Their launch, and the shape of the parts."""
     tokens, hidden = shape
     span = cdiv(cdiv(hidden, tile.depth), tile.parts) * tile.depth
     parts = cdiv(hidden, span)
-    return (parts, tokens, experts), Prepared(
+    return (parts, tokens, experts), PreparedLaunch(
         _score_part, (cdiv(tokens, tile.rows), cdiv(experts, tile.columns), parts),
         (tokens, hidden, experts, stride, span), ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, WIDEN=widen,
         num_warps=tile.warps, num_stages=tile.stages, **FUSED,
@@ -173,11 +173,11 @@ def choose(part_STE: Tensor, bias_E: Tensor | None, rule: RouterRule) -> tuple[T
 
 
 @planned
-def _choosing(shape: tuple[int, int, int], rule: RouterRule) -> Prepared:
+def _choosing(shape: tuple[int, int, int], rule: RouterRule) -> PreparedLaunch:
     parts, tokens, experts = shape
     grouped = rule.groups > 1 and rule.selection is not Selection.PLAIN
     groups = rule.groups if grouped else 1
-    return Prepared(
+    return PreparedLaunch(
         _choose, (tokens,), (tokens, experts, rule.epsilon, rule.scale, rule.closed_value),
         GROUPS=power_of_two(groups), EACH=experts // groups, EACH_PADDED=power_of_two(experts // groups), PARTS=parts,
         SIGMOID=rule.scoring is Scoring.SIGMOID, SOFTMAX=rule.scoring is Scoring.SOFTMAX, GROUPED=grouped,

@@ -13,7 +13,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
-from afserve.kernels.triton.launch import Prepared, launched, planned, power_of_two
+from afserve.kernels.triton.launch import PreparedLaunch, launched, planned, power_of_two
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1.0e30)  # a finite "nothing seen yet": differences with it never become NaN
@@ -97,7 +97,7 @@ def join_parts(
 
 
 @planned
-def _joining(shape: tuple[int, int, int, int]) -> Prepared:
+def _joining(shape: tuple[int, int, int, int]) -> PreparedLaunch:
     rows, heads, count, columns = shape
     constants = {"PARTS": 8, "COLUMNS": power_of_two(columns), **FUSED}
-    return Prepared(_join, (rows, heads), (heads, count, columns), **constants)
+    return PreparedLaunch(_join, (rows, heads), (heads, count, columns), **constants)

@@ -20,10 +20,8 @@ _NEWEST = 1 / 3  # of the short window, in which a jump is looked for
 _NORMAL = 1.4826  # standard deviations in a median error
 _JUMP, _CHANCE = 1.25, 3.0  # times the rate before, and standard deviations of such parts: more is a jump
 _LASTING = 2 / 3  # of the long window: what lasts longer is the level, of which a trend is to be read
-_WAITS, _PARTS = (
-    15.0,
-    3.0,
-)  # of what may wait: windows are as many waits, and a trend is of so many windows at least
+_WAITS = 15.0  # a window of what may wait is as many waits
+_PARTS = 3.0  # and the long window, of which its trend is, as many of those at least
 _LEAP = 1.5  # times the trend: noise of clumped arrivals is not as much, a rate that doubles is
 
 

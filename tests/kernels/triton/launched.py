@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from afserve.kernels.triton.launch import Prepared, launched
+from afserve.kernels.triton.launch import PreparedLaunch, launched
 from bench.gpu_chip import AbsentChip
 
 MEMORY = {dtype: torch.zeros(64, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32)}
@@ -84,7 +84,7 @@ def main() -> None:
         names = draw.sample(sorted(named), len(named))
         constants, grid = {name: named[name] for name in names}, draw.choice(GRIDS)
         tensors, numbers = arguments[:2], arguments[2:]
-        again = Prepared(kernel, grid, numbers, **constants)
+        again = PreparedLaunch(kernel, grid, numbers, **constants)
         again(draw.choice(POINTERS), draw.choice(POINTERS))
         told.clear()
         begun = asked
@@ -95,7 +95,7 @@ def main() -> None:
         again(*tensors)
         again(*tensors)
         if numbers[0] >> 31 == 0:
-            other = Prepared(kernel, grid, (numbers[0], numbers[1]), 0, **constants)
+            other = PreparedLaunch(kernel, grid, (numbers[0], numbers[1]), 0, **constants)
             other(*tensors, free=numbers[0] ^ 5)
             other(*tensors, free=numbers[0])
             del told[-2]
