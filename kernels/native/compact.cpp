@@ -6,13 +6,21 @@ namespace {
 
 constexpr size_t MOST_PATCHES = 64;  // one in this many weights; beyond that the panel stays as it is
 
-// The 16 most frequent high bytes.
+// The 16 most frequent high bytes, of an eighth of the weights: of each line of 32 another word, so that every column is
+// looked at as often. What the others have besides becomes patches. Words are counted in four tables, since most high
+// bytes are the same few, and an addition to one waits for the addition before it.
 void choose_high(const bf16* panel, size_t count, uint8_t* high) {
-  uint32_t seen[256] = {};
-  for (size_t i = 0; i < count; i++) seen[panel[i].bits >> 8]++;
+  constexpr size_t LINE = 32, WORD = 4;
+  uint32_t seen[WORD][256] = {};
+  for (size_t line = 0; line < count / LINE; line++) {
+    const bf16* word = panel + line * LINE + line % (LINE / WORD) * WORD;
+    for (size_t i = 0; i < WORD; i++) seen[i][word[i].bits >> 8]++;
+  }
+  for (int byte = 0; byte < 256; byte++)
+    for (size_t i = 1; i < WORD; i++) seen[0][byte] += seen[i][byte];
   for (int k = 0; k < 16; k++) {
-    uint32_t* most = std::max_element(seen, seen + 256);
-    high[k] = uint8_t(most - seen);
+    uint32_t* most = std::max_element(seen[0], seen[0] + 256);
+    high[k] = uint8_t(most - seen[0]);
     *most = 0;
   }
 }
