@@ -14,7 +14,7 @@ Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolut
 heads, K key size, D value size, N blocks, F numbers of a state, E decays of a head (1 or K).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,12 +104,18 @@ class DeltaRows:
 
 
 def delta_rows(
-    rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    rows: DeltaRows,
+    layer: DeltaLayer,
+    state_NF: Tensor,
+    block_size: int,
+    batch: PagedBatch,
+    moves: "StateMoves | None" = None,
 ) -> Tensor:
     """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached.
 
     Reads no device's values back, if the batch has its host integers.
     """
+    moves = moves or OWN
     shape = layer.shape
     out_TVD = torch.empty(
         (batch.tokens, shape.value_heads, shape.value), dtype=torch.float32, device=rows.mixed_TC.device
@@ -119,15 +125,21 @@ def delta_rows(
         part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end].long()
         if part.stop - part.start == end - first:
             position_S = batch.position_T[part]
-            out_TVD[part] = _decode(_part(rows, part), layer, state_NF, table_SB, position_S, block_size)
+            out_TVD[part] = _decode(
+                _part(rows, part), layer, state_NF, table_SB, position_S, block_size, moves
+            )
         elif batch.singly:
             for row in range(part.start, part.stop):
                 one = slice(row, row + 1)
                 position_S = batch.position_T[one]
-                out_TVD[one] = _decode(_part(rows, one), layer, state_NF, table_SB, position_S, block_size)
+                out_TVD[one] = _decode(
+                    _part(rows, one), layer, state_NF, table_SB, position_S, block_size, moves
+                )
         else:
             position = contexts[first] - (part.stop - part.start)
-            out_TVD[part] = _prompt(_part(rows, part), layer, state_NF, table_SB[0], position, block_size)
+            out_TVD[part] = _prompt(
+                _part(rows, part), layer, state_NF, table_SB[0], position, block_size, moves
+            )
     return out_TVD
 
 
@@ -153,7 +165,7 @@ def convolve_rows(
         state_1F = _seen_before(state_NF, table_SB, batch.position_T[part][:1], block_size)
         seen_TC = torch.cat((state_1F.view(before, -1), rows))
         out_TC[part] = _tapped([seen_TC[tap : tap + count] for tap in range(before + 1)], conv_WC)
-        for _, stop in _segments(at, count, block_size):
+        for _, stop in _segments(at, count, block_size, LONGEST):
             if stop == count or not (at + stop) % block_size:
                 block_1 = _block_of(table_SB[0], at + stop - 1, block_size)
                 state_NF.index_copy_(0, block_1, seen_TC[stop : stop + before].flatten()[None])
@@ -204,6 +216,7 @@ def _decode(
     table_SB: Tensor,
     position_S: Tensor,
     block_size: int,
+    moves: "StateMoves",
 ) -> Tensor:
     """One token of each of S sequences, at once: (S, V, D)."""
     shape, count = layer.shape, len(position_S)
@@ -212,14 +225,21 @@ def _decode(
     seen_SWC = torch.cat((window.view(count, shape.taps - 1, shape.channels), rows.mixed_TC[:, None]), 1)
     q, k, v = _heads(layer.mixed((seen_SWC * layer.conv_WC).sum(1)), shape)
     decay_SVE = rows.decay_TE.unflatten(1, (shape.value_heads, -1))
-    out, matrix = step(q, k, v, decay_SVE, rows.beta_TV, matrix.unflatten(1, _matrix(shape)), shape.rule)
+    matrix_SVKD = matrix.unflatten(1, _matrix(shape))
+    out, matrix = moves.step(q, k, v, decay_SVE, rows.beta_TV, matrix_SVKD, shape.rule)
     now = table_SB.gather(1, (position_S // block_size)[:, None])[:, 0]
     state_NF.index_copy_(0, now, torch.cat((matrix.flatten(1), seen_SWC[:, 1:].flatten(1)), 1))
     return layer.skipped(out, v)
 
 
 def _prompt(
-    rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, table_B: Tensor, first: int, block_size: int
+    rows: DeltaRows,
+    layer: DeltaLayer,
+    state_NF: Tensor,
+    table_B: Tensor,
+    first: int,
+    block_size: int,
+    moves: "StateMoves",
 ) -> Tensor:
     """Tokens of one sequence from position `first` on: (T, V, D)."""
     shape, count = layer.shape, len(rows.mixed_TC)
@@ -234,10 +254,10 @@ def _prompt(
     decay_VTE = rows.decay_TE.unflatten(1, (shape.value_heads, -1)).transpose(0, 1)
     beta_VT = rows.beta_TV.T
     outs = []
-    for start, end in _segments(first, count, block_size):
+    for start, end in _segments(first, count, block_size, moves.longest):
         part = slice(start, end)
         decay_VLE, beta_VL = decay_VTE[:, part], beta_VT[:, part]
-        out, matrix_VKD = segment(
+        out, matrix_VKD = moves.segment(
             q[:, part], k[:, part], v[:, part], decay_VLE, beta_VL, matrix_VKD, shape.rule
         )
         outs.append(out)
@@ -253,12 +273,12 @@ def _block_of(table_B: Tensor, position: int, block_size: int) -> Tensor:
     return table_B[block : block + 1]
 
 
-def _segments(first: int, count: int, block_size: int) -> Iterator[tuple[int, int]]:
-    """Places in a chunk: every segment lies in one block, and in one part of LONGEST tokens of it."""
+def _segments(first: int, count: int, block_size: int, longest: int) -> Iterator[tuple[int, int]]:
+    """Places in a chunk: every segment lies in one block, and in one part of `longest` tokens of it."""
     start = 0
     while start < count:
         inside = (first + start) % block_size
-        end = min(start + min(LONGEST - inside % LONGEST, block_size - inside), count)
+        end = min(start + min(longest - inside % longest, block_size - inside), count)
         yield start, end
         start = end
 
@@ -328,6 +348,23 @@ def segment(
     return out, state_VKD * total[:, -1].exp()[..., None] + (k_VLK * left).transpose(1, 2) @ added
 
 
+def segments(
+    q_VLK: Tensor,
+    k_VLK: Tensor,
+    v_VLD: Tensor,
+    decay_VLE: Tensor,
+    beta_VL: Tensor,
+    state_VKD: Tensor,
+    rule: Rule,
+) -> tuple[Tensor, Tensor]:
+    """`segment` of any length."""
+    outs, whole = [], (q_VLK, k_VLK, v_VLD, decay_VLE, beta_VL)
+    for parts in zip(*(x.split(LONGEST, 1) for x in whole), strict=True):
+        out, state_VKD = segment(*parts, state_VKD, rule)
+        outs.append(out)
+    return torch.cat(outs, 1), state_VKD
+
+
 def _within(a_VLK: Tensor, k_VLK: Tensor, total_VLE: Tensor) -> Tensor:
     """(V, L, L): products of rows of a with keys up to their own, each weakened by what was forgotten in between."""
     if total_VLE.shape[-1] == 1:
@@ -335,3 +372,18 @@ def _within(a_VLK: Tensor, k_VLK: Tensor, total_VLE: Tensor) -> Tensor:
         return (a_VLK @ k_VLK.transpose(1, 2)) * between
     kept = (total_VLE[:, :, None] - total_VLE[:, None]).clamp_max(0).exp()
     return torch.einsum("vik,vjk,vijk->vij", a_VLK, k_VLK, kept).tril()
+
+
+Moved = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Rule], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoves:
+    """Who moves states: a `step` of each sequence, a `segment` of up to `longest` tokens of one; answers as theirs."""
+
+    step: Moved = step
+    segment: Moved = segment
+    longest: int = LONGEST
+
+
+OWN = StateMoves()

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from afserve.config import AUTO, GPU_KERNELS
+from afserve.config import AUTO, libraries_of
 from afserve.errors import ConfigError
 from afserve.kernels.cache import KeptShape, PagedCache, StateShape
 from afserve.kernels.checks import (
@@ -43,6 +43,8 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.stack import Exchange, Stack, Stacked
+
+BACKENDS = ("native", "triton", "torch")
 
 
 class Ops:
@@ -311,11 +313,12 @@ class Ops:
 
 def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = AUTO) -> Ops:
     """The fastest backend for `device` that works on this machine, or the one called `backend`: "native" on CPUs,
-    "triton" on CUDA devices, "torch" everywhere; or a library, some of whose ops are in the place of triton's. isa: one
-    of the native library's instruction sets, on a CPU. Raises ConfigError for what this machine has not."""
+    "triton" on CUDA devices, "torch" everywhere; or libraries (`config.libraries_of`), some of whose ops are in the
+    place of triton's. isa: one of the native library's instruction sets, on a CPU. Raises ConfigError for what this
+    machine has not."""
     where = torch.device(device)
     check_isa(isa)
-    if backend in GPU_KERNELS[1:] and where.type != "cuda":
+    if backend not in BACKENDS and libraries_of(backend) and where.type != "cuda":
         raise ConfigError(f"--gpu-kernels: {backend} is for GPUs, and {where} is none; leave it out")
     if isa != AUTO and (backend == "torch" or where.type == "cuda"):
         raise ConfigError(f"--isa: {isa} is of the native library, which does not compute here", param="isa")
@@ -347,4 +350,5 @@ def _open_triton(device: torch.device, threads: int, backend: str) -> Ops:
         if backend != AUTO:
             raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
         return Ops(Reference(device), device, threads, f"{why}; {remedy}")
-    return Ops(opened := triton.TritonBackend.open(device, library=backend), opened.device, threads)
+    libraries = "" if backend in BACKENDS else backend
+    return Ops(opened := triton.TritonBackend.open(device, libraries=libraries), opened.device, threads)

@@ -4,6 +4,7 @@ TOGETHER = 1 << 16  # rows of latents that several sequences have together
 LONGEST = 1 << 18  # rows of one; a longer sequence stays absorbed
 PROMPTS = 256 << 20  # keys and values of some heads at a time, unless one head has more
 FLASHINFER = 128 << 20  # what its attention keeps, zero before its first use
+OF_LIBRARIES = {"flashinfer": FLASHINFER}  # by the names of `GPU_LIBRARIES`
 
 
 def of_prompts(columns: int, itemsize: int = 2) -> int:

@@ -7,62 +7,43 @@ in `reference.py`.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from afserve.errors import ConfigError
 from afserve.kernels.devices import scratch
-from afserve.kernels.libraries.tested import TestedOps, WrongAnswer, expect_close
+from afserve.kernels.libraries.library import HALVES, Library
+from afserve.kernels.libraries.tested import WrongAnswer, expect_close
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 
-HALVES = (torch.bfloat16, torch.float16)
 _SEED = 38
 
 
-class FlashInfer:
-    """`module` is the imported package."""
-
-    NAME = "flashinfer"
+class Adapter(Library):
+    DISTRIBUTION, OLDEST = "flashinfer-python", "0.6"
 
     def __init__(self, module: ModuleType, device: torch.device) -> None:
+        super().__init__(module, device)
         self._norm, self._decode = (import_module(f"{module.__name__}.{part}") for part in ("norm", "decode"))
-        version = getattr(module, "__version__", "of no version")
-        self.ops = TestedOps(f"flashinfer {version}")
-        self._device = device
         self._workspace_Y: Tensor | None = None
 
-    @classmethod
-    def open(cls, device: torch.device) -> "FlashInfer":
-        """Raises ConfigError where it cannot be imported."""
-        try:
-            return cls(import_module("flashinfer"), device)
-        except ImportError as error:
-            raise ConfigError(
-                f"--gpu-kernels: flashinfer cannot be imported ({error}); pip install afserve[flashinfer], or leave it "
-                "out: own kernels compute everything",
-                param="gpu_kernels",
-            ) from error
-
     def norm_rows(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor | None:
-        """None: not for these rows."""
-        if not self._has_norm("rms_norm", x_TH, weight_H):
+        if not _plain(x_TH, weight_H):
             return None
-        return self._plain_norm(x_TH, weight_H, eps)
+        size = _row(x_TH.shape[-1], x_TH.dtype)
+        return self.ops.compute_tested("rms_norm", size, lambda: self._plain_norm(x_TH, weight_H, eps))
 
     def norm_sums(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor | None:
-        """x_TH becomes the sum; None, and nothing done: not for these rows."""
-        alike = y_TH.dtype is x_TH.dtype and y_TH.is_contiguous()
-        if not alike or not self._has_norm("add_rms_norm", x_TH, weight_H):
+        if not _plain(x_TH, weight_H) or y_TH.dtype is not x_TH.dtype or not y_TH.is_contiguous():
             return None
-        return self._summed_norm(x_TH, y_TH, weight_H, eps)
-
-    def _has_norm(self, op: str, x_TH: Tensor, weight_H: Tensor) -> bool:
-        plain = x_TH.dim() == 2 and len(x_TH) > 0 and x_TH.is_contiguous() and weight_H.dtype is x_TH.dtype
-        return plain and self.ops.uses(op, _row(x_TH.shape[-1], x_TH.dtype))
+        size = _row(x_TH.shape[-1], x_TH.dtype)
+        return self.ops.compute_tested(
+            "add_rms_norm", size, lambda: self._summed_norm(x_TH, y_TH, weight_H, eps)
+        )
 
     def attend_decode(
         self,
@@ -73,16 +54,14 @@ class FlashInfer:
         scale: float,
         window: int | None,
     ) -> Tensor | None:
-        """Where every sequence has one query; None: not for these."""
         one_each = batch.max_query == 1 and batch.tokens == batch.sequences > 0
-        if not one_each or not self.ops.uses("attend_gqa", _heads(q_TAD.shape[1], k_NGBD, v_NGBD, window)):
+        if not one_each or q_TAD.dtype is not k_NGBD.dtype:
             return None
-        if q_TAD.dtype is not k_NGBD.dtype:
-            return None
-        return self._attend(q_TAD.contiguous(), k_NGBD, v_NGBD, batch, scale, window)
+        size = _heads(q_TAD.shape[1], k_NGBD, v_NGBD, window)
+        call = partial(self._attend, q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+        return self.ops.compute_tested("attend_gqa", size, call)
 
     def test_norms(self, hidden: int, dtype: torch.dtype) -> None:
-        """For rows of a layer that is served; at load."""
         if dtype in HALVES:
             size = _row(hidden, dtype)
             self.ops.test_op("rms_norm", size, lambda: self._test_norm(hidden, dtype))
@@ -91,7 +70,6 @@ class FlashInfer:
     def test_attention(
         self, heads: int, k_NGBD: Tensor, v_NGBD: Tensor, scale: float, window: int | None
     ) -> None:
-        """For a cache that a layer is bound to; at load."""
         if k_NGBD.dtype in HALVES and k_NGBD.shape == v_NGBD.shape:
             size = _heads(heads, k_NGBD, v_NGBD, window)
             shape = k_NGBD.shape[1:]
@@ -122,7 +100,7 @@ class FlashInfer:
         if self._workspace_Y is None:
             self._workspace_Y = torch.zeros(scratch.FLASHINFER, dtype=torch.uint8, device=self._device)
         seen: Tensor = self._decode.trtllm_batch_decode_with_kv_cache(
-            q_TAD,
+            q_TAD.contiguous(),
             (k_NGBD, v_NGBD),
             self._workspace_Y,
             batch.block_table_SB,
@@ -186,6 +164,10 @@ def _decode_batch(contexts: Sequence[int], table_SB: Tensor, device: torch.devic
 def _expect_kept(name: str, tensor: Tensor, before: Tensor) -> None:
     if not torch.equal(tensor.nan_to_num(7.0), before.nan_to_num(7.0)):
         raise WrongAnswer(f"{name} was written to")
+
+
+def _plain(x_TH: Tensor, weight_H: Tensor) -> bool:
+    return x_TH.dim() == 2 and len(x_TH) > 0 and x_TH.is_contiguous() and weight_H.dtype is x_TH.dtype
 
 
 def _row(hidden: int, dtype: torch.dtype) -> str:

@@ -8,12 +8,14 @@ not used, and what was the matter is logged once and kept for `explain`. It know
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 log = logging.getLogger("afserve.kernels")
 FAILS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError, ImportError
+Answer = TypeVar("Answer")
 STEPS = 8  # roundings of the answer's dtype that two right answers may be apart
 
 
@@ -33,14 +35,27 @@ class TestedOps:
         """Whether `op` may be used for this size; `test` raises where not, and runs once."""
         key = op, size
         if key not in self.passed:
-            self.passed[key] = reason = _reason(test)
+            reason = _reason(test)
             if reason:
-                log.warning(
-                    "%s: %s of %s is not used: %s; own kernels compute it", self.library, op, size, reason
-                )
+                self._refuse(op, size, reason)
             else:
+                self.passed[key] = ""
                 log.info("%s computes %s of %s", self.library, op, size)
         return not self.passed[key]
+
+    def compute_tested(self, op: str, size: Hashable, call: Callable[[], Answer]) -> Answer | None:
+        """What an op answers that was tested and right, else None. One that fails is not asked again."""
+        if not self.uses(op, size):
+            return None
+        try:
+            return call()
+        except FAILS as error:
+            self._refuse(op, size, f"while serving: {_words(error)}")
+            return None
+
+    def _refuse(self, op: str, size: Hashable, reason: str) -> None:
+        self.passed[op, size] = reason
+        log.warning("%s: %s of %s is not used: %s; own kernels compute it", self.library, op, size, reason)
 
     def uses(self, op: str, size: Hashable) -> bool:
         """Whether it was tested and right. What nobody tested is not used."""
@@ -59,12 +74,17 @@ def _reason(test: Callable[[], None]) -> str:
     except WrongAnswer as wrong:
         return str(wrong)
     except FAILS as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        return _words(error)
     return ""
 
 
-def expect_close(name: str, answer: Tensor, truth: Tensor) -> None:
-    """Raises WrongAnswer where they are further apart than roundings, or no numbers are at other places."""
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+
+
+def expect_close(name: str, answer: Tensor, truth: Tensor, eps: float = 0.0, least: float = 1.0) -> None:
+    """Raises WrongAnswer where they are further apart than roundings, or no numbers are at other places. `eps`: of a
+    coarser dtype that was multiplied. Roundings are those of the largest number, of `least` if all are smaller."""
     if answer.shape != truth.shape or answer.dtype is not truth.dtype:
         raise WrongAnswer(
             f"{name} is {answer.dtype} {tuple(answer.shape)}, not {truth.dtype} {tuple(truth.shape)}"
@@ -73,6 +93,6 @@ def expect_close(name: str, answer: Tensor, truth: Tensor) -> None:
         raise WrongAnswer(f"{name}: numbers that are none are at other places")
     fine = truth.isfinite()
     apart = (answer.double() - truth.double())[fine].abs()
-    bound = STEPS * torch.finfo(truth.dtype).eps * max(1.0, float(truth[fine].abs().max()))
+    bound = STEPS * (eps or torch.finfo(truth.dtype).eps) * max(least, float(truth[fine].abs().max()))
     if float(apart.max()) > bound:
         raise WrongAnswer(f"{name} is off by {float(apart.max()):.3g}, allowed {bound:.3g}")

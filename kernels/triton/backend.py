@@ -12,13 +12,14 @@ from torch import Tensor
 
 import triton
 from afserve.errors import ConfigError
+from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.devices.cuda import chip_of, make_current, numbered
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
 from afserve.kernels.latent import MlaLayer, PreparedMla
-from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
-from afserve.kernels.libraries.flashinfer import FlashInfer
+from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
+from afserve.kernels.libraries.library import Libraries
 from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
@@ -45,7 +46,7 @@ class TritonBackend(LatentBackend):
     are PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
-    None cuts as many as fill the chip. A `library` computes what passed its tests (`libraries/tested.py`).
+    None cuts as many as fill the chip. `libraries` compute what passed their tests (`libraries/tested.py`).
     """
 
     name = "triton"
@@ -57,16 +58,16 @@ class TritonBackend(LatentBackend):
         tiles: TileTable | None = None,
         has_fp8: bool = True,
         parts: int | None = None,
-        library: FlashInfer | None = None,
+        libraries: Libraries | None = None,
     ) -> None:
         super().__init__(device, multiprocessors, tiles or TileTable(), parts)
-        self._has_fp8, self._library = has_fp8, library
+        self._has_fp8, self._libraries = has_fp8, libraries or Libraries()
         self._expert_tiles = planned(self.tiles.expert_tiles)
 
     @classmethod
-    def open(cls, device: torch.device, parts: int | None = None, library: str = "") -> Self:
+    def open(cls, device: torch.device, parts: int | None = None, libraries: str = "auto") -> Self:
         """For a CUDA device that is present; it becomes the process's current one, where Triton launches. Raises
-        ConfigError if its chip has no bfloat16 matrix instructions."""
+        ConfigError if its chip has no bfloat16 matrix instructions, and for a library that is not here."""
         device = numbered(device)
         chip = chip_of(device)
         if chip.capability < (8, 0):
@@ -78,7 +79,7 @@ class TritonBackend(LatentBackend):
         make_current(device)
         shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
         tiles = TileTable.of_chip(chip.name, shared, tensor_memory=chip.capability[0] == 10)
-        found = FlashInfer.open(device) if library == FlashInfer.NAME else None
+        found = Libraries.open_named(libraries, device)
         return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts, found)
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
@@ -94,8 +95,7 @@ class TritonBackend(LatentBackend):
         return dtype in CODED
 
     def explain(self) -> str:
-        told = f"; {self._library.ops.told()}" if self._library else ""
-        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}{told}"
+        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}{self._libraries.tell_libraries()}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         if shape.gating.odd and not int8:
@@ -214,14 +214,14 @@ class TritonBackend(LatentBackend):
         )
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        normed_TH = None if self._library is None else self._library.norm_rows(x_TH, weight_H, eps)
+        normed_TH = self._libraries.norm_rows(x_TH, weight_H, eps)
         return triton_norm.rms_norm(x_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        normed_TH = None if self._library is None else self._library.norm_sums(x_TH, y_TH, weight_H, eps)
+        normed_TH = self._libraries.norm_sums(x_TH, y_TH, weight_H, eps)
         return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
@@ -247,16 +247,27 @@ class TritonBackend(LatentBackend):
         return PreparedMla(self._ready(layer))
 
     def _ready(self, layer: AnyLayer) -> AnyLayer:
-        """Before a node says ready a library's ops are tested with the sizes of its layers."""
-        if self._library:
-            self._library.test_norms(layer.input_norm_H.shape[0], layer.input_norm_H.dtype)
+        """Before a node says ready libraries' ops are tested with the sizes of its layers."""
+        self._libraries.test_norms(layer.input_norm_H.shape[0], layer.input_norm_H.dtype)
         return _with_gate_like_rows(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         layer = prepared.layer
-        if self._library and layer.sink_A is None:
-            self._library.test_attention(layer.heads, k_NGBD, v_NGBD, layer.scale, layer.window)
+        if layer.sink_A is None:
+            self._libraries.test_attention(layer.heads, k_NGBD, v_NGBD, layer.scale, layer.window)
         return super().bind_gqa(prepared, k_NGBD, v_NGBD)
+
+    def prepare_states(self, layer: StateLayer) -> FusedStates | None:
+        """Single ops run."""
+        if layer.mixer is not None and layer.mixer.delta is not None:
+            self._libraries.test_delta(layer.mixer.delta.shape, layer.input_norm_H.dtype)
+        return None
+
+    def delta(
+        self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
+    ) -> Tensor:
+        moves = self._libraries.moves(layer.shape, rows.mixed_TC.dtype)
+        return delta_rows(rows, layer, state_NF, block_size, batch, moves)
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
@@ -291,8 +302,8 @@ class TritonBackend(LatentBackend):
         self, q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch, scale: float, window: int | None,
         sink_A: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        if self._library and sink_A is None:
-            seen_TAD = self._library.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+        if sink_A is None:
+            seen_TAD = self._libraries.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
             if seen_TAD is not None:
                 return seen_TAD
         decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())

@@ -101,7 +101,7 @@ def on_cards(name, card, folder, experts=4):
     [
         ("deepseek-v3", {}, 256 + 288),  # keys and values of some heads, and latents of 262,144 tokens
         ("deepseek-v3", {"gpu_kernels": "flashinfer"}, 256 + 288 + 128),
-        ("qwen3-30b-a3b", {"gpu_kernels": "flashinfer"}, 128),
+        ("qwen3-30b-a3b", {"gpu_kernels": "flashinfer,fla"}, 128),
         ("qwen3-30b-a3b", {}, 0),
         ("deepseek-v3", {"device": "cpu"}, 0),
     ],

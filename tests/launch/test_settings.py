@@ -39,6 +39,7 @@ WRITTEN = {
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_host": "7GiB",
     "expert_memory": "7GiB",
+    "gpu_kernels": "flashinfer,fla",
     "draft": "ngram:7",
     "speculative_config": '{"method": "ngram"}',
 }

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from afserve.config import GPU_KERNELS, ISAS, ModelSource
+from afserve.config import GPU_LIBRARIES, ISAS, ModelSource
 from afserve.families.table import load_spec
 from afserve.kernels.isa import isas_here
 from afserve.launch.plan.checkup_disk import BAD, NOTE, OK, Finding, deepspeed
@@ -140,8 +140,8 @@ def instructions(here: Sequence[str], model: ProcessorModel) -> Finding:
 def _triton() -> Finding:
     use = "fast kernels on a GPU"
     if importlib.util.find_spec("triton") is not None:
-        there = importlib.util.find_spec(GPU_KERNELS[1]) is not None
-        more = f"; with --gpu-kernels {GPU_KERNELS[1]} what is right of that, too" if there else ""
+        there = [name for name, package in GPU_LIBRARIES.items() if importlib.util.find_spec(package)]
+        more = f"; with --gpu-kernels {','.join(there)} what is right of that, too" if there else ""
         return Finding("triton", OK, f"installed; {use}{more}")
     return Finding("triton", NOTE, "not installed", f"only for {use}: pip install 'afserve[gpu]'")
 

@@ -5,7 +5,7 @@ It decides nothing; `topology.py` does.
 
 from importlib.util import find_spec
 
-from afserve.config import AUTO, ModelSource
+from afserve.config import AUTO, ModelSource, libraries_of
 from afserve.kernels.devices import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
@@ -37,7 +37,7 @@ def kernel_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
         return seeing
     latents = [layer.attention.kv_width for layer in spec.kinds if layer.attention.kind == "mla"]
     taken = seeing + (scratch.of_prompts(max(latents), element) if latents else 0)
-    return taken + (scratch.FLASHINFER if wishes.engine.gpu_kernels == "flashinfer" else 0)
+    return taken + sum(scratch.OF_LIBRARIES.get(name, 0) for name in libraries_of(wishes.engine.gpu_kernels))
 
 
 def kv_element_bytes(source: ModelSource, spec: ModelSpec, kv_dtype: str) -> int:

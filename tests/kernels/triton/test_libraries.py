@@ -3,18 +3,21 @@ absent. The fakes have the signatures that `flashinfer/norm.py` and `flashinfer/
 
 import logging
 import sys
+import tomllib
+from importlib import import_module
 from types import ModuleType
 
 import pytest
 import torch
 
-from afserve.config import EngineSettings
+from afserve.config import GPU_LIBRARIES, EngineSettings
 from afserve.errors import ConfigError
-from afserve.kernels.libraries.flashinfer import FlashInfer
+from afserve.kernels.libraries.library import Libraries
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.triton.backend import TritonBackend
+from bench.origin import ROOT
 from tests.kernels.triton.test_backend import batch_of, gqa_layer
 
 
@@ -30,7 +33,10 @@ class Fake:
 
     def fused_add_rmsnorm(self, input, residual, weight, eps=1e-6, enable_pdl=None):
         self.calls.append("fused_add_rmsnorm")
-        input.copy_(self._spoil(self._right.add_rms_norm(residual, input, weight, eps)))
+        summed = residual.clone()
+        answer = self._spoil(self._right.add_rms_norm(summed, input, weight, eps))
+        residual.copy_(summed)  # what raises has not been launched
+        input.copy_(answer)
 
     def trtllm_batch_decode_with_kv_cache(
         self, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len, bmm1_scale=1.0, bmm2_scale=1.0,
@@ -67,8 +73,12 @@ def installed(monkeypatch, device):
     return install
 
 
+def opened(device):
+    return Libraries.open_named("flashinfer", device)
+
+
 def backend_on(device):
-    return TritonBackend(device, multiprocessors=2, library=FlashInfer.open(device))
+    return TritonBackend(device, multiprocessors=2, libraries=opened(device))
 
 
 def half_of(backend, device):
@@ -76,7 +86,7 @@ def half_of(backend, device):
     ops = Ops(backend, device, 1)
     k, v = (torch.zeros(3, 2, 8, 16).bfloat16().to(device) for _ in "kv")
     bound = ops.bind_gqa(gqa_layer(ops, torch.bfloat16, device), k, v)
-    called = list(fake_calls(backend)) if backend._library else []
+    called = list(fake_calls(backend)) if backend._libraries.opened else []
     torch.manual_seed(3)
     x = torch.randn(1, 32).bfloat16().to(device)
     half = ops.gqa_half(x, bound, batch_of(device, 1, 1, 8))
@@ -84,7 +94,7 @@ def half_of(backend, device):
 
 
 def fake_calls(backend):
-    return backend._library._norm.rmsnorm.__self__.calls
+    return backend._libraries.opened[0]._norm.rmsnorm.__self__.calls
 
 
 def test_right_answers_are_used(installed, device, close, caplog):
@@ -93,16 +103,16 @@ def test_right_answers_are_used(installed, device, close, caplog):
     with caplog.at_level(logging.INFO, "afserve.kernels"):
         x, normed, called = half_of(backend, device)
     assert caplog.messages == [
-        "flashinfer 0.6.0 computes rms_norm of rows of 32 in torch.bfloat16",
-        "flashinfer 0.6.0 computes add_rms_norm of rows of 32 in torch.bfloat16",
-        "flashinfer 0.6.0 computes attend_gqa of 4 over 2 heads of 16, blocks of 8, torch.bfloat16",
+        "flashinfer-python 0.6.0 computes rms_norm of rows of 32 in torch.bfloat16",
+        "flashinfer-python 0.6.0 computes add_rms_norm of rows of 32 in torch.bfloat16",
+        "flashinfer-python 0.6.0 computes attend_gqa of 4 over 2 heads of 16, blocks of 8, torch.bfloat16",
     ]
     assert called == ["rmsnorm", "fused_add_rmsnorm", "decode of 3"]  # tested at load
     assert fake.calls[3:] == ["rmsnorm", "decode of 1", "fused_add_rmsnorm"]
     own_x, own, _ = half_of(TritonBackend(device, multiprocessors=2), device)
     close(x, own_x.double(), steps=4.0)
     close(normed, own.double(), steps=8.0)
-    assert backend.explain().endswith("flashinfer 0.6.0 computes add_rms_norm, attend_gqa, rms_norm")
+    assert backend.explain().endswith("flashinfer-python 0.6.0 computes add_rms_norm, attend_gqa, rms_norm")
 
 
 def off_by_a_tenth(answer):
@@ -132,7 +142,9 @@ def test_wrong_answers_are_refused(installed, device, caplog, spoil):
     assert torch.equal(x, own[0]) and torch.equal(normed, own[1])
     refused = [m for m in caplog.messages if "is not used" in m]
     assert len(refused) == len({m.split(":")[1] for m in refused}) >= 2
-    assert all(m.startswith("flashinfer 0.6.0: ") and m.endswith("own kernels compute it") for m in refused)
+    assert all(
+        m.startswith("flashinfer-python 0.6.0: ") and m.endswith("own kernels compute it") for m in refused
+    )
     assert "rms_norm of rows of 32" in backend.explain()
 
 
@@ -146,9 +158,9 @@ def test_wrong_answers_are_refused(installed, device, caplog, spoil):
 def test_what_is_wrong_is_said(installed, device, spoil, matter, times):
     """A row that is no number may not be hidden."""
     installed(spoil)
-    library = FlashInfer.open(device)
+    library = opened(device)
     library.test_norms(32, torch.bfloat16)
-    assert library.ops.told().count(matter) == times
+    assert library.tell_libraries().count(matter) == times
 
 
 def raises(answer):
@@ -189,16 +201,51 @@ def test_an_answer_that_wrote_to_its_rows_is_refused(installed, device):
         return answer
 
     fake._right.rms_norm = writes
-    library = FlashInfer.open(device)
+    library = opened(device)
     library.test_norms(32, torch.bfloat16)
-    assert "x was written to" in library.ops.told()
+    assert "x was written to" in library.tell_libraries()
 
 
-def test_what_is_not_installed_is_an_error_that_says_what_to_do(monkeypatch, device):
+def test_what_is_not_installed_is_an_error_that_says_what_to_do(monkeypatch, device, caplog):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    with pytest.raises(ConfigError, match=r"pip install afserve\[flashinfer\], or leave it out") as refused:
-        FlashInfer.open(device)
+    with pytest.raises(ConfigError, match=r"pip install 'afserve\[flashinfer\]', or leave it out") as refused:
+        opened(device)
     assert refused.value.param == "gpu_kernels"
+    for package in GPU_LIBRARIES.values():
+        monkeypatch.setitem(sys.modules, package, None)
+    with caplog.at_level(logging.INFO, "afserve.kernels"):
+        assert Libraries.open_named("installed", device).opened == ()
+    assert len(caplog.messages) == len(GPU_LIBRARIES)
+
+
+def test_what_is_too_old_is_an_error_that_says_what_to_do(installed, monkeypatch, device):
+    installed()
+    monkeypatch.setattr(sys.modules["flashinfer"], "__version__", "0.5.3")
+    with pytest.raises(ConfigError, match=r"is flashinfer-python 0.5.3 here, and 0.6 is the oldest"):
+        opened(device)
+
+
+def test_what_fails_while_serving_is_our_own_from_then_on(installed, device, caplog):
+    fake = installed()
+    backend = backend_on(device)
+    half_of(backend, device)
+    fake._spoil = raises
+    with caplog.at_level(logging.WARNING, "afserve.kernels"):
+        x, normed, _ = half_of(backend, device)
+        before = len(fake.calls)
+        half_of(backend, device)
+    own = half_of(TritonBackend(device, multiprocessors=2), device)
+    assert torch.equal(x, own[0]) and torch.equal(normed, own[1]) and len(fake.calls) == before
+    assert ["while serving: RuntimeError: no kernel image" in m for m in caplog.messages] == [True] * 3
+    assert "while serving" in backend.explain()
+
+
+def test_every_library_has_an_adapter_and_an_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in GPU_LIBRARIES:
+        adapter = import_module(f"afserve.kernels.libraries.{name.replace('-', '_')}").Adapter
+        asked = [one for one in extras[name] if one.startswith(adapter.DISTRIBUTION)]
+        assert asked and f">={adapter.OLDEST}" in asked[0]
 
 
 def test_no_rows_are_own_kernels(installed, device):
@@ -224,6 +271,8 @@ def test_a_cpu_has_none():
         ConfigError, match="--gpu-kernels: flashinfer is for GPUs, and cpu is none; leave it out"
     ):
         open_ops("cpu", 1, "flashinfer")
+    with pytest.raises(ConfigError, match="--gpu-kernels: 'cutlass' is none of auto, installed, flashinfer"):
+        EngineSettings(gpu_kernels="flashinfer,cutlass", device="cuda")
 
 
 def test_own_kernels_are_the_default(installed, device):
