@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, MISSING, dataclass
 from typing import Any, ClassVar
 
 from afserve.config_ranges import Range
-from afserve.config_sizes import bytes_of
+from afserve.config_texts import GPU_LIBRARIES, INSTALLED, bytes_of, libraries_of
 from afserve.drafts import DEFAULT_DRAFT, DraftChoice
-from afserve.errors import ConfigError, shown
+from afserve.errors import ConfigError
 from afserve.kv_events_config import kv_events_of
 from afserve.member import AttentionPhase
 from afserve.settings import check, flag_of, in_range, setting
@@ -29,11 +29,6 @@ KV_DTYPES = ("auto", "int8", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 AUTO = "auto"
-INSTALLED = "installed"
-GPU_LIBRARIES = {"flashinfer": "flashinfer", "fla": "fla"}
-"""Whose kernels may stand in the place of our own on GPUs, the first before the others: by the name that --gpu-kernels
-and an extra of afserve have for it, the package that is imported. Its adapter is of the same name in
-`kernels/libraries`."""
 ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "sve", "neonbf16", "neon", "generic")
 """Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
 DIFFERENT_ISAS = (
@@ -44,18 +39,6 @@ MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 BLOCK_TOKENS = Range(1, 4096)
 _SECONDS = Range(0, 3600, whole=False)
-
-
-def libraries_of(gpu_kernels: str) -> tuple[str, ...]:
-    """Names of GPU_LIBRARIES, in their order; all of them where those are meant that are installed. Raises ConfigError
-    for others."""
-    if gpu_kernels in (AUTO, INSTALLED):
-        return () if gpu_kernels == AUTO else tuple(GPU_LIBRARIES)
-    asked = gpu_kernels.split(",")
-    if unknown := [name for name in asked if name not in GPU_LIBRARIES]:
-        known = ", ".join((AUTO, INSTALLED, *GPU_LIBRARIES))
-        raise ConfigError(f"--gpu-kernels: {shown(unknown[0])} is none of {known}", param="gpu_kernels")
-    return tuple(name for name in GPU_LIBRARIES if name in asked)
 
 
 def _count(default: int | None, help: str, allowed: Range, metavar: str, topic: str = "") -> Any:

@@ -14,20 +14,17 @@ Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolut
 heads, K key size, D value size, N blocks, F numbers of a state, E decays of a head (1 or K).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.states.rules import LONGEST, OWN, RULES, Rule, StateMoves
 
-LONGEST = 64  # tokens of a segment: products of so many rows, and a triangle of so many to solve
 _NORM_EPS = 1e-6
-Rule = Literal["head", "channel", "sum"]
-RULES: tuple[Rule, ...] = ("head", "channel", "sum")  # as native/delta.h numbers them
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,11 @@ class DeltaShape:
     def decays(self) -> int:
         """Of one token."""
         return self.value_heads * (self.key if self.rule == "channel" else 1)
+
+    @property
+    def rule_number(self) -> int:
+        """As native/delta.h has it."""
+        return RULES.index(self.rule)
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -109,13 +111,12 @@ def delta_rows(
     state_NF: Tensor,
     block_size: int,
     batch: PagedBatch,
-    moves: "StateMoves | None" = None,
+    moves: StateMoves = OWN,
 ) -> Tensor:
     """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached.
 
     Reads no device's values back, if the batch has its host integers.
     """
-    moves = moves or OWN
     shape = layer.shape
     out_TVD = torch.empty(
         (batch.tokens, shape.value_heads, shape.value), dtype=torch.float32, device=rows.mixed_TC.device
@@ -216,7 +217,7 @@ def _decode(
     table_SB: Tensor,
     position_S: Tensor,
     block_size: int,
-    moves: "StateMoves",
+    moves: StateMoves,
 ) -> Tensor:
     """One token of each of S sequences, at once: (S, V, D)."""
     shape, count = layer.shape, len(position_S)
@@ -239,7 +240,7 @@ def _prompt(
     table_B: Tensor,
     first: int,
     block_size: int,
-    moves: "StateMoves",
+    moves: StateMoves,
 ) -> Tensor:
     """Tokens of one sequence from position `first` on: (T, V, D)."""
     shape, count = layer.shape, len(rows.mixed_TC)
@@ -299,91 +300,3 @@ def _heads(mixed_TC: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]
 
 def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
-
-
-def step(
-    q_SVK: Tensor,
-    k_SVK: Tensor,
-    v_SVD: Tensor,
-    decay_SVE: Tensor,
-    beta_SV: Tensor,
-    state_SVKD: Tensor,
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:
-    """One token: what it reads, (S, V, D), and the new state. The state forgets, what it says for the key is replaced
-    by a share of the value, or the share is added, then the query reads it."""
-    state = state_SVKD * decay_SVE.exp()[..., None]
-    if rule != "sum":
-        v_SVD = v_SVD - (state * k_SVK[..., None]).sum(-2)
-    state = state + k_SVK[..., None] * (v_SVD * beta_SV[..., None])[..., None, :]
-    return (state * q_SVK[..., None]).sum(-2), state
-
-
-def segment(
-    q_VLK: Tensor,
-    k_VLK: Tensor,
-    v_VLD: Tensor,
-    decay_VLE: Tensor,
-    beta_VL: Tensor,
-    state_VKD: Tensor,
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:
-    """L times `step`, as products of matrices: what all tokens read, (V, L, D), and the state behind the last.
-
-    What every token adds to the state depends on what those before it added. That is a triangle of equations, solved
-    once (the UT transform); sums then take what is in the state and what is added within the segment.
-    """
-    total = decay_VLE.cumsum(1)  # logarithm of what is left of the old state at each token
-    added = v_VLD * beta_VL[..., None]
-    if rule != "sum":
-        weighted = k_VLK * beta_VL[..., None]
-        added = torch.linalg.solve_triangular(
-            _within(weighted, k_VLK, total),
-            added - (weighted * total.exp()) @ state_VKD,
-            upper=False,
-            unitriangular=True,
-        )
-    out = (q_VLK * total.exp()) @ state_VKD + _within(q_VLK, k_VLK, total) @ added
-    left = (total[:, -1:] - total).exp()
-    return out, state_VKD * total[:, -1].exp()[..., None] + (k_VLK * left).transpose(1, 2) @ added
-
-
-def segments(
-    q_VLK: Tensor,
-    k_VLK: Tensor,
-    v_VLD: Tensor,
-    decay_VLE: Tensor,
-    beta_VL: Tensor,
-    state_VKD: Tensor,
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:
-    """`segment` of any length."""
-    outs, whole = [], (q_VLK, k_VLK, v_VLD, decay_VLE, beta_VL)
-    for parts in zip(*(x.split(LONGEST, 1) for x in whole), strict=True):
-        out, state_VKD = segment(*parts, state_VKD, rule)
-        outs.append(out)
-    return torch.cat(outs, 1), state_VKD
-
-
-def _within(a_VLK: Tensor, k_VLK: Tensor, total_VLE: Tensor) -> Tensor:
-    """(V, L, L): products of rows of a with keys up to their own, each weakened by what was forgotten in between."""
-    if total_VLE.shape[-1] == 1:
-        between = (total_VLE - total_VLE.transpose(1, 2)).tril().exp().tril()
-        return (a_VLK @ k_VLK.transpose(1, 2)) * between
-    kept = (total_VLE[:, :, None] - total_VLE[:, None]).clamp_max(0).exp()
-    return torch.einsum("vik,vjk,vijk->vij", a_VLK, k_VLK, kept).tril()
-
-
-Moved = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Rule], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class StateMoves:
-    """Who moves states: a `step` of each sequence, a `segment` of up to `longest` tokens of one; answers as theirs."""
-
-    step: Moved = step
-    segment: Moved = segment
-    longest: int = LONGEST
-
-
-OWN = StateMoves()

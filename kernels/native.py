@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels import _native, native_caches, native_fused, native_half, native_stack, tiled
-from afserve.kernels.delta import RULES, DeltaLayer, DeltaRows
+from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
@@ -196,7 +196,7 @@ class Native(NativeProducts):
         out = torch.empty(batch.tokens, shape.value_heads, shape.value)
         sizes = shape.key_heads, shape.value_heads, shape.key, shape.value, shape.taps
         _native.delta(
-            self._engine, sizes, RULES.index(shape.rule), conv.data_ptr(), address(layer.bias_C),
+            self._engine, sizes, shape.rule_number, conv.data_ptr(), address(layer.bias_C),
             address(layer.skip_V), mixed.data_ptr(), decay.data_ptr(), beta.data_ptr(), out.data_ptr(),
             state_NF.data_ptr(), state_NF.stride(0), state_NF.shape[0], block_size, batch_handle(batch),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from afserve.config import AUTO, libraries_of
+from afserve.config import AUTO
 from afserve.errors import ConfigError
 from afserve.kernels.cache import KeptShape, PagedCache, StateShape
 from afserve.kernels.checks import (
@@ -43,8 +43,6 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.routing import RouterRule
 from afserve.kernels.stack import Exchange, Stack, Stacked
-
-BACKENDS = ("native", "triton", "torch")
 
 
 class Ops:
@@ -312,13 +310,11 @@ class Ops:
 
 
 def open_ops(device: str = "cpu", threads: int = 1, backend: str = "auto", isa: str = AUTO) -> Ops:
-    """The fastest backend for `device` that works on this machine, or the one called `backend`: "native" on CPUs,
-    "triton" on CUDA devices, "torch" everywhere; or libraries (`config.libraries_of`), some of whose ops are in the
-    place of triton's. isa: one of the native library's instruction sets, on a CPU. Raises ConfigError for what this
-    machine has not."""
+    """The fastest backend that works on `device`, or the one called `backend`: "native" on CPUs, "triton" on GPUs,
+    "torch"; or libraries for some of triton's ops. isa: of the native library. ConfigError: what is not here."""
     where = torch.device(device)
     check_isa(isa)
-    if backend not in BACKENDS and libraries_of(backend) and where.type != "cuda":
+    if where.type != "cuda" and backend not in (AUTO, "native", "torch"):
         raise ConfigError(f"--gpu-kernels: {backend} is for GPUs, and {where} is none; leave it out")
     if isa != AUTO and (backend == "torch" or where.type == "cuda"):
         raise ConfigError(f"--isa: {isa} is of the native library, which does not compute here", param="isa")
@@ -350,5 +346,5 @@ def _open_triton(device: torch.device, threads: int, backend: str) -> Ops:
         if backend != AUTO:
             raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
         return Ops(Reference(device), device, threads, f"{why}; {remedy}")
-    libraries = "" if backend in BACKENDS else backend
-    return Ops(opened := triton.TritonBackend.open(device, libraries=libraries), opened.device, threads)
+    opened = triton.TritonBackend.open(device, backend.replace("triton", AUTO))
+    return Ops(opened, opened.device, threads)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels.delta import OWN, DeltaShape, Rule, StateMoves, segments, step
+from afserve.kernels.delta import DeltaShape
 from afserve.kernels.libraries.library import HALVES, Library
 from afserve.kernels.libraries.tested import expect_close
+from afserve.kernels.states.rules import OWN, Rule, StateMoves, segments, step
 
 STEP, PROMPT = "delta, one token", "delta, prompts"
 _ENDLESS = 1 << 30  # a segment ends with its block

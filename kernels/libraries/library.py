@@ -15,11 +15,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from afserve.config import GPU_LIBRARIES, INSTALLED, libraries_of
+from afserve.config_texts import GPU_LIBRARIES, INSTALLED, libraries_of
 from afserve.errors import ConfigError
-from afserve.kernels.delta import OWN, DeltaShape, StateMoves
+from afserve.kernels.delta import DeltaShape
 from afserve.kernels.libraries.tested import TestedOps
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.states.rules import OWN, StateMoves
 
 log = logging.getLogger("afserve.kernels")
 HALVES = (torch.bfloat16, torch.float16)

@@ -65,7 +65,7 @@ class TritonBackend(LatentBackend):
         self._expert_tiles = planned(self.tiles.expert_tiles)
 
     @classmethod
-    def open(cls, device: torch.device, parts: int | None = None, libraries: str = "auto") -> Self:
+    def open(cls, device: torch.device, libraries: str = "auto") -> Self:
         """For a CUDA device that is present; it becomes the process's current one, where Triton launches. Raises
         ConfigError if its chip has no bfloat16 matrix instructions, and for a library that is not here."""
         device = numbered(device)
@@ -80,7 +80,7 @@ class TritonBackend(LatentBackend):
         shared = int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
         tiles = TileTable.of_chip(chip.name, shared, tensor_memory=chip.capability[0] == 10)
         found = Libraries.open_named(libraries, device)
-        return cls(device, chip.processors, tiles, chip.capability >= (8, 9), parts, found)
+        return cls(device, chip.processors, tiles, chip.capability >= (8, 9), None, found)
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
         return TritonBackend(self.device, self._multiprocessors, tiles, self._has_fp8, self._parts)

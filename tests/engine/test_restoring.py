@@ -13,7 +13,7 @@ from afserve.clock import FakeClock
 from afserve.comm.disk.ways import Measured, Way, chosen, save
 from afserve.comm.kv.source import KvSource
 from afserve.config import EngineConfig, EngineSettings, ModelSource
-from afserve.config_sizes import bytes_of
+from afserve.config_texts import bytes_of
 from afserve.control.wire.view_values import NodeView
 from afserve.credentials import NOBODYS
 from afserve.engine.attention_node import AttentionNode

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from afserve.kernels.cache import StateShape
-from afserve.kernels.delta import LONGEST, DeltaLayer, DeltaRows, DeltaShape, Rule, segment, step
+from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.paged import PagedBatch
+from afserve.kernels.states.rules import LONGEST, Rule, segment, step
 from tests.kernels.conftest import SETS, native
 
 SHAPE = DeltaShape(key_heads=2, value_heads=4, key=12, value=20, taps=4)

@@ -10,7 +10,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from afserve.config import GPU_LIBRARIES, ISAS, ModelSource
+from afserve.config import ISAS, ModelSource
+from afserve.config_texts import GPU_LIBRARIES
 from afserve.families.table import load_spec
 from afserve.kernels.isa import isas_here
 from afserve.launch.plan.checkup_disk import BAD, NOTE, OK, Finding, deepspeed

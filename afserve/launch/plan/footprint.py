@@ -5,7 +5,8 @@ It decides nothing; `topology.py` does.
 
 from importlib.util import find_spec
 
-from afserve.config import AUTO, ModelSource, libraries_of
+from afserve.config import AUTO, ModelSource
+from afserve.config_texts import libraries_of
 from afserve.kernels.devices import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine

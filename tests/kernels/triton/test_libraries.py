@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from afserve.config import GPU_LIBRARIES, EngineSettings
+from afserve.config import EngineSettings
+from afserve.config_texts import GPU_LIBRARIES
 from afserve.errors import ConfigError
 from afserve.kernels.libraries.library import Libraries
 from afserve.kernels.ops import Ops, open_ops

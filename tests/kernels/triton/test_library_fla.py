@@ -13,10 +13,11 @@ import torch
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
 
-from afserve.kernels.delta import DeltaShape, StateMoves, segments, step
+from afserve.kernels.delta import DeltaShape
 from afserve.kernels.layer import MixerParts, StateLayer
 from afserve.kernels.libraries.library import Libraries
 from afserve.kernels.libraries.tested import expect_close
+from afserve.kernels.states.rules import StateMoves, segments, step
 from afserve.kernels.triton.backend import TritonBackend
 from tests.kernels.test_delta import batch_of, layer_of, rows_of
 from tests.kernels.triton.declared import expect_declared

@@ -20,7 +20,7 @@ from afserve.comm.kv.carriers.table import open_carrier
 from afserve.comm.kv.exchange import Exchange
 from afserve.comm.kv.socket_wires import PROTOCOL, SocketWires
 from afserve.config import AUTO, SOCKETS, EngineConfig, ModelSource
-from afserve.config_sizes import bytes_of
+from afserve.config_texts import bytes_of
 from afserve.credentials import Credentials
 from afserve.digest_cache import DigestCache, user_folder
 from afserve.engine.attention_node import AttentionNode
