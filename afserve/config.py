@@ -31,10 +31,6 @@ KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
 AUTO = "auto"
 ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "sve", "neonbf16", "neon", "generic")
 """Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
-DIFFERENT_ISAS = (
-    "Tokens have the same bits in any topology of one set; here they depend on which node computes them. "
-    "--isa with a set that all hosts have makes them alike."
-)
 MAX_MICRO_BATCHES = 4
 THREADS = Range(1, 1024)
 BLOCK_TOKENS = Range(1, 4096)
@@ -84,8 +80,7 @@ class EngineSettings:
     )
     isa: str = setting(
         AUTO,
-        "Instruction set of the CPU kernels, on all nodes of the run. auto: the best one that a host has; "
-        "`afserve doctor` lists them.",
+        "Instruction set of CPU kernels, on all nodes. auto: the best that a host has; `afserve doctor` lists them.",
         (AUTO, *ISAS),
     )
     gpu_kernels: str = setting(
@@ -211,6 +206,13 @@ class EngineSettings:
         metavar="SIZE",
         topic="kv",
     )
+    kv_near_rows: int = _count(
+        0,
+        "Where an indexer chooses rows: each layer's lie in the host, so many of them near. 0: all are.",
+        Range(0, 1 << 24),
+        "ROWS",
+        "kv",
+    )
     kv_ssd: str = setting(
         "",
         "Keep KV of finished requests in files here, also over a restart.",
@@ -235,7 +237,6 @@ class EngineSettings:
         "N",
         topic="limits",
     )
-
     stream_grace: float = setting(
         1.0,
         "Seconds that an attention node's broken stream may take to come back; then its requests go on elsewhere.",
@@ -313,7 +314,7 @@ class EngineConfig(EngineSettings):
     kv_blocks: int = setting(MISSING, "Blocks of the KV cache.", Range(1, 1 << 31))
     _: KW_ONLY
     window_blocks: int = setting(
-        0, "Blocks of layers that see a window; 0: they keep what all layers keep.", Range(0, 1 << 31)
+        0, "Blocks of layers that see a window; 0: as all layers.", Range(0, 1 << 31)
     )
     max_sequences: int = setting(256, "Sequences in flight.", Range(1, 1 << 16))
     max_batch_tokens: int = setting(512, "Tokens of one step.", Range(1, 1 << 20))

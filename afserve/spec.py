@@ -140,6 +140,16 @@ class ModelSpec:
         kept = sum(kind.attention.kv_bytes(dtype_bytes) * layers for kind, layers in self._counted())
         return kept if block_size is None else kept - (-self.state_bytes() // block_size)
 
+    def far_bytes_per_token(self, dtype_bytes: int = 2) -> int:
+        """The part of `kv_bytes_per_token` that may lie in memory of the host: rows of layers that attend those which
+        an indexer chose. Rows of a byte a number end with scales."""
+        return sum(far_row_bytes(kind.attention, dtype_bytes) * layers for kind, layers in self._counted())
+
+    @property
+    def far_layers(self) -> int:
+        """Layers of which that is."""
+        return sum(layers for kind, layers in self._counted() if far_row_bytes(kind.attention, 1))
+
     def state_bytes(self) -> int:
         """Of a sequence's states, which do not grow with it; a KV cache keeps them once in every block."""
         return 4 * sum(kind.attention.state_numbers * layers for kind, layers in self._counted())
@@ -211,6 +221,13 @@ class ModelSpec:
     def _counted(self) -> list[tuple[LayerSpec, int]]:
         """Each kind of layer and how many there are of it."""
         return [(self.kinds[kind], layers) for kind, layers in Counter(self.pattern).items()]
+
+
+def far_row_bytes(a: AttentionSpec, element: int) -> int:
+    """Of a token's latent in a layer that attends those which an indexer chose; 0 in others."""
+    if a.kind != "mla" or a.indexer is None or a.source is not None:
+        return 0
+    return element * (a.kv_lora_rank + a.rope_dim) + 8 * (element == 1)
 
 
 def distinct(layers: Sequence[LayerSpec]) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:

@@ -3,11 +3,13 @@
     python -m bench.sparse_attention --save
     python -m bench.sparse_attention --tokens 4096 --turns 1
     python -m bench.sparse_attention --decode-only --heads 64 --isa amx
+    python -m bench.sparse_attention --decode-only --near-rows 8192 --tokens 32768 131072 --save
 
 Two models of random weights with the attention of DeepSeek-V3.2, 16 heads of it or as many as are asked for, and hardly
 anything else: one has its indexer (2,048 rows of all, index keys of 128), the other attends all rows. In each turn both
 compute the same prompt in the native kernels, one after the other, or find one that is pretended, and then tokens in
-turns; ratios are of neighbours, their spread is of the middle four fifths.
+turns; ratios are of neighbours, their spread is of the middle four fifths. With --near-rows the two are the sparse
+model with so many rows of each layer near, the others in the host, and the same one with all rows in the cache.
 """
 
 import argparse
@@ -40,7 +42,8 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 10000, "torch_dtype": "bfloat16",
 }  # fmt: skip
 INDEXER = {"index_n_heads": 16, "index_head_dim": 128, "index_topk": 2048}
-KINDS = {"sparse": {"model_type": "deepseek_v32", **INDEXER}, "full": {"model_type": "deepseek_v3"}}
+SPARSE = {"model_type": "deepseek_v32", **INDEXER}
+KINDS = {"sparse": SPARSE, "full": {"model_type": "deepseek_v3"}, "near": SPARSE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,12 @@ class Asked:
     layers: int
     heads: int
     isa: str
+    near_rows: int = 0
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What is measured, and what beside."""
+        return ("near", "sparse") if self.near_rows else ("sparse", "full")
 
 
 def node_of(folder: Path, kind: str, asked: Asked) -> AttentionNode[LocalTicket]:
@@ -66,6 +75,7 @@ def node_of(folder: Path, kind: str, asked: Asked) -> AttentionNode[LocalTicket]
     engine = EngineConfig(
         max_model_len=longest, kv_blocks=blocks, block_size=BLOCK, max_batch_tokens=STEP, micro_batches=1,
         threads=asked.threads, prefill_tokens=STEP, isa=asked.isa,
+        kv_near_rows=asked.near_rows * (kind == "near"),
     )  # fmt: skip
     return colocated(source, engine)
 
@@ -78,9 +88,10 @@ def pretend(node: AttentionNode[LocalTicket], request: GenerationRequest) -> Non
     """The prompt is found as if it had been computed: random rows, which take as long to attend as any."""
     names, kv = node.usable_names(request), node.kv
     blocks = kv.pool.allocate(len(names))
-    drawn = torch.randn(SOME, kv.block_bytes // 2, generator=torch.Generator().manual_seed(1)).bfloat16()
+    generator = torch.Generator().manual_seed(1)
     for first in range(0, len(blocks), SOME):
         some = blocks[first : first + SOME]
+        drawn = torch.randn(SOME, kv.block_bytes // 2, generator=generator).bfloat16()
         kv.write(some, KvBlocks(kv.fingerprint, drawn[: len(some)].view(torch.uint8)))
     for block, name in zip(blocks, names, strict=True):
         kv.pool.publish(block, name)
@@ -97,11 +108,11 @@ def next_token(node: AttentionNode[LocalTicket]) -> float:
 
 def measure(asked: Asked, turns: int, decode_only: bool) -> dict[str, object]:
     """Each turn has a prompt of its own, so that none is found in the cache that was computed."""
-    draw = random.Random(5)
+    draw, (one, other) = random.Random(5), asked.pair
     ratios: dict[str, list[float]] = {"prompt": [], "token": []}
-    found: dict[tuple[str, str], list[float]] = {(part, kind): [] for part in ratios for kind in KINDS}
+    found: dict[tuple[str, str], list[float]] = {(part, kind): [] for part in ratios for kind in asked.pair}
     with tempfile.TemporaryDirectory() as folder:
-        nodes = {kind: node_of(Path(folder), kind, asked) for kind in KINDS}
+        nodes = {kind: node_of(Path(folder), kind, asked) for kind in asked.pair}
         for turn in range(turns):
             request = request_of(
                 turn, tuple(draw.randrange(3, SHAPE["vocab_size"]) for _ in range(asked.tokens))
@@ -111,25 +122,36 @@ def measure(asked: Asked, turns: int, decode_only: bool) -> dict[str, object]:
                     pretend(node, request)
                 node.submit(request)
                 found["prompt", kind].append(next_token(node))
-            ratios["prompt"].append(found["prompt", "sparse"][-1] / found["prompt", "full"][-1])
+            ratios["prompt"].append(found["prompt", one][-1] / found["prompt", other][-1])
+            before = nodes[one].kv.rows_read
             for _ in range(NEW - 1):
                 for kind, node in nodes.items():
                     found["token", kind].append(next_token(node))
-                ratios["token"].append(found["token", "sparse"][-1] / found["token", "full"][-1])
-    row: dict[str, object] = {
-        **asdict(asked),
-        "isa": nodes["full"].isa,
-        "turns": turns,
-        "decode_only": decode_only,
-    }
+                ratios["token"].append(found["token", one][-1] / found["token", other][-1])
+    isa = nodes[other].isa
+    row: dict[str, object] = asdict(asked) | {"isa": isa, "turns": turns, "decode_only": decode_only}
     for name in ("token",) if decode_only else ("prompt", "token"):
         each = sorted(ratios[name])
-        row |= {f"{name}_s": median(found[name, "sparse"]), f"{name}_full_s": median(found[name, "full"])}
+        row |= {f"{name}_s": median(found[name, one]), f"{name}_{other}_s": median(found[name, other])}
         row |= {
             f"{name}_ratio": median(each),
             f"{name}_spread": [round(each[len(each) // 10], 5), round(each[-1 - len(each) // 10], 5)],
         }
+    if asked.near_rows:
+        row |= memory_of(nodes[one], before)
     return {key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()}
+
+
+def memory_of(node: AttentionNode[LocalTicket], before: tuple[int, int]) -> dict[str, object]:
+    """Bytes of a token over all layers, in the host and near, what near rows take beside; of the rows that tokens of
+    the last turn attended the share that was near."""
+    kv = node.kv
+    far, near, rows = (size for size in kv.bytes_apart)
+    found, fetched = (now - then for now, then in zip(kv.rows_read, before, strict=True))
+    return {
+        "far_token_bytes": far // kv.pool.block_size, "near_token_bytes": near // kv.pool.block_size,
+        "near_bytes": rows, "found_share": found / (found + fetched),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -145,10 +167,11 @@ def main() -> None:
     parser.add_argument(
         "--decode-only", action="store_true", help="no prompt is computed, only tokens behind one"
     )
+    parser.add_argument("--near-rows", type=int, default=0, help="of a layer, while the host has all")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     args = parser.parse_args()
     for tokens in args.tokens:
-        asked = Asked(tokens, args.threads, args.layers, args.heads, args.isa)
+        asked = Asked(tokens, args.threads, args.layers, args.heads, args.isa, args.near_rows)
         row = origin(args.isa) | measure(asked, args.turns, args.decode_only)
         print(json.dumps(row), flush=True)
         if args.save:

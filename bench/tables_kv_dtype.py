@@ -92,7 +92,8 @@ def _decoded(found: list[Row]) -> str:
 def sparse() -> str:
     """A line for each length of a prompt, instruction set and number of heads."""
     every = ({"heads": 16, "decode_only": False, **row} for row in rows("sparse_attention"))
-    found = newest(every, "tokens", "isa", "threads", "heads", "decode_only")
+    whole = (row for row in every if not row.get("near_rows"))
+    found = newest(whole, "tokens", "isa", "threads", "heads", "decode_only")
     if not found:
         return ""
     return (
@@ -102,6 +103,28 @@ def sparse() -> str:
             (
                 [f"{row['tokens']:,}", row["isa"], row["heads"], row.get("layers", 4), row["threads"], row["turns"], *_prompt(row),
                  f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_full_s']:.2f}", f"{row['token_ratio']:.2f}"]
+                for row in found
+            ),
+        )
+        + _near()
+    )  # fmt: skip
+
+
+def _near() -> str:
+    """A line for each length of a context and instruction set, of rows that are fetched."""
+    apart = (row for row in rows("sparse_attention") if row.get("near_rows"))
+    found = newest(apart, "tokens", "isa", "threads", "heads", "near_rows", "decode_only")
+    if not found:
+        return ""
+    return (
+        f"\n\n**Chosen rows fetched from memory of the host** ({_machines_of(found)}); `python -m bench.sparse_attention --decode-only --near-rows N --save`. The aim is 1.3. The same model with all rows in the cache beside it, in turns; on a CPU both memories are one, so what is told is the price of looking up, copying and reading elsewhere, and not that of a link. Weights and rows are random: tokens that follow each other choose less alike than a trained model's do. Bytes are of a token over all layers, with four bytes a layer that say where its row is near.\n\n"
+        + table(
+            ["context", "instructions", "heads", "layers", "threads", "turns", "rows near", "found near", "token, ms", "all in the cache, ms", "of that (middle four fifths)", "bytes in fast memory", "in the host", "near rows, MiB"],
+            (
+                [f"{row['tokens']:,}", row["isa"], row["heads"], row["layers"], row["threads"], row["turns"], f"{row['near_rows']:,}",
+                 f"{row['found_share']:.0%}", f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_sparse_s']:.2f}",
+                 f"{row['token_ratio']:.2f} ({row['token_spread'][0]:.2f} to {row['token_spread'][1]:.2f})",
+                 f"{row['near_token_bytes']:,}", f"{row['far_token_bytes']:,}", f"{row['near_bytes'] / (1 << 20):.0f}"]
                 for row in found
             ),
         )

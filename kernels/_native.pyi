@@ -423,7 +423,9 @@ class MlaLayer:
         positions: int,
         interleaved: bool,
     ) -> None: ...
-    def over(self, cache: CachePair, index: CachePair | None) -> AttentionHalf: ...
+    def over(
+        self, cache: CachePair, index: CachePair | None, near: NearRows | None = None
+    ) -> AttentionHalf: ...
 
 class GqaLayer:
     def __init__(
@@ -532,6 +534,11 @@ def attend(
     out: int,
     batch: Batch,
 ) -> None: ...
+
+class NearRows:
+    def __init__(self, addresses: Sequence[int], sizes: tuple[int, int, int]) -> None: ...
+    def fetch(self, engine: Engine, slot: int, count: int, most: int, tokens: int, place: int) -> None: ...
+
 def choose_rows(
     engine: Engine,
     dtype: int,

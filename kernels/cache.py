@@ -21,7 +21,9 @@ from torch import Tensor
 from afserve.kernels.devices.device import Event
 from afserve.kernels.devices.memory_part import MemoryPart
 from afserve.kernels.devices.opened import device_of
+from afserve.kernels.devices.pages import lent_to
 from afserve.kernels.formats.eight_bits import key_width
+from afserve.kernels.indexer import NearRows
 from afserve.kernels.reference import Reference
 from afserve.kernels.tiled import KEYS, by_token, from_token, layout_of, shape_of
 
@@ -62,9 +64,12 @@ class LayerShape:
     def elements(self) -> int:
         return self.heads * (self.key + (self.value or 0))
 
-    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
+    def open_layer(
+        self, backend: Reference, blocks: int, size: int, dtype: torch.dtype, far: bool = False
+    ) -> LayerCache:
+        """With `far` latents lie in memory of the host."""
         if self.value is None:
-            return (backend.empty_cache((blocks, size, key_width(self.key, dtype)), dtype),)
+            return (_rows_of(backend, (blocks, size, key_width(self.key, dtype)), dtype, far),)
         return backend.empty_kv((blocks, self.heads, size), (key_width(self.key, dtype), self.value), dtype)
 
 
@@ -80,10 +85,12 @@ class IndexedShape:
     def __str__(self) -> str:
         return f"a latent of {self.latent} with an index key of {self.index}"
 
-    def open_layer(self, backend: Reference, blocks: int, size: int, dtype: torch.dtype) -> LayerCache:
-        widths = (key_width(numbers, dtype) for numbers in (self.latent, self.index))
-        shapes = ((blocks, size, width) for width in widths)
-        return tuple(backend.empty_cache(shape, dtype) for shape in shapes)
+    def open_layer(
+        self, backend: Reference, blocks: int, size: int, dtype: torch.dtype, far: bool = False
+    ) -> LayerCache:
+        """With `far` latents lie in memory of the host, and index keys do not."""
+        latents, keys = ((blocks, size, key_width(numbers, dtype)) for numbers in (self.latent, self.index))
+        return _rows_of(backend, latents, dtype, far), backend.empty_cache(keys, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +147,11 @@ class PagedCache:
         block_size: int,
         dtype: torch.dtype,
         alike: Sequence[tuple[int, ...]] = (),
+        near: Sequence[NearRows | None] = (),
+        counts_L4: Tensor | None = None,
     ) -> None:
-        """`alike` of each layer, as `KeptShape.alike`."""
+        """`alike` of each layer, as `KeptShape.alike`; the rows of it that are `near`, if not all, and their counts."""
+        self.near, self.counts_L4 = near, counts_L4
         self.layers = layers
         self.block_size = block_size
         self.dtype = dtype
@@ -184,6 +194,7 @@ class PagedCache:
     def write_layer(self, layer: int, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace what these blocks have of one layer by what `read_layer` gave elsewhere. Raises ValueError."""
         self._scatter(blocks, bytes_NY, self.layer_bytes(layer), self._held[layer])
+        self.forget(blocks, layer)
 
     def _gather(self, blocks: Sequence[int], out_NY: Tensor, held: Held | None = None) -> None:
         self._check(blocks)
@@ -203,6 +214,7 @@ class PagedCache:
         """The memory of each of these blocks, part behind part as its bytes are in `read`. From any thread; only where
         there are `part_bytes`. Raises ValueError."""
         self._check(blocks)
+        self.forget(blocks)
         return [[rows[block * size : (block + 1) * size] for rows, size in self._rows] for block in blocks]
 
     @cached_property
@@ -227,12 +239,14 @@ class PagedCache:
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""
         self._scatter(blocks, bytes_NY, self.block_bytes)
+        self.forget(blocks)
 
     def clear_blocks(self, layer: int, blocks: Sequence[int]) -> None:
         """Zero what these blocks have of one layer: every order of a cache has its blocks first. Raises ValueError."""
         self._check(blocks)
         for tensor, (_, first, count) in itertools.product(self.layers[layer], _runs(blocks)):
             tensor[first : first + count].zero_()
+        self.forget(blocks, layer)
 
     def _scatter(self, blocks: Sequence[int], bytes_NY: Tensor, row: int, held: Held | None = None) -> None:
         expect_bytes("bytes_NY", bytes_NY, (len(blocks), row))
@@ -248,9 +262,17 @@ class PagedCache:
             for tensor, (at, first, count) in itertools.product(alike, runs):
                 tensor[first : first + count].copy_(from_token(part[at : at + count]))
 
-    @property
+    def forget(self, blocks: Sequence[int], layer: int | None = None) -> None:
+        """These were written, or will be before anything of them is attended: none of their rows is near any more."""
+        rows = self.near if layer is None else self.near[layer : layer + 1]
+        for near, (_, first, count) in itertools.product(filter(None, rows), _runs(blocks)):
+            near.place_S[first * self.block_size : (first + count) * self.block_size].fill_(-1)
+
+    @cached_property
     def _device(self) -> torch.device:
-        return self.layers[0][0].device
+        """What copies: the host, unless something is elsewhere."""
+        devices = [tensor.device for tensor in itertools.chain.from_iterable(self.layers)]
+        return next((device for device in devices if device.type != "cpu"), devices[0])
 
     def _check(self, blocks: Sequence[int]) -> None:
         wrong = next((block for block in blocks if not 0 <= block < self.blocks), None)
@@ -270,6 +292,29 @@ class PagedCache:
                 yield part.view(torch.int32), tuple(one.view(torch.int32) for one in alike)
             else:
                 yield part, alike
+
+
+def _rows_of(backend: Reference, shape: tuple[int, ...], dtype: torch.dtype, far: bool) -> Tensor:
+    return lent_to(backend.device, shape, dtype) if far else backend.empty_cache(shape, dtype)
+
+
+def opened_cache(
+    backend: Reference,
+    layers: Sequence[KeptShape],
+    blocks: int,
+    size: int,
+    dtype: torch.dtype,
+    near: Sequence[int] = (),
+) -> PagedCache:
+    """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers. `near`, if
+    anything: of each layer 0, or how many rows of its latents are near, which lie in the host then."""
+    opened, rows = list[LayerCache](), list[NearRows | None]()
+    counts_L4 = torch.zeros((len(layers), 4), dtype=torch.int64, device=backend.device)
+    for shape, count in zip(layers, near or [0] * len(layers), strict=True):
+        more = {"far": True} if count else {}
+        opened.append(shape.open_layer(backend, blocks, size, dtype, **more))
+        rows.append(backend.near_rows(opened[-1][0], count, counts_L4[len(rows)]) if count else None)
+    return PagedCache(tuple(opened), size, dtype, [shape.alike for shape in layers], rows, counts_L4)
 
 
 def _in_runs(layer: LayerCache, counts: Sequence[int]) -> Held:

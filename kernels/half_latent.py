@@ -3,12 +3,14 @@
 It knows no backend. Shapes as in `latent.py`, T tokens.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.half import join_half, opened
-from afserve.kernels.indexer import INDEX_EPS, Indexer, as_rows, chosen_batch
+from afserve.kernels.indexer import INDEX_EPS, Indexer, NearRows, as_rows, chosen_batch
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import Half
 from afserve.kernels.paged import PagedBatch
@@ -36,6 +38,8 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     if ranked_TR is None:
         ranked_TR = latents_kept(ops, made_TD, layer, cache_NBC, batch)
     query = ranked_TR
+    if bound.near is not None and not layer.borrows:
+        bound.near.forget(batch.kv_slot_T)
     if layer.q_up is not None:
         query = ops.linear(ranked_TR, layer.q_up)
     if layer.indexer is not None:
@@ -48,10 +52,25 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
     q_nope = q_TAD.narrow(2, 0, layer.nope)
     # before `batch` is that of rows, whose positions are others
     q_rope = turned(q_TAD.narrow(2, layer.nope, layer.rope))
-    if (layer.indexer is not None or layer.reuses) and batch.chosen.rows is not None:
-        cache_NBC, batch = as_rows(cache_NBC), batch.chosen.rows
-    seen_TAV = ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch)
+    rows = batch.chosen.rows if layer.indexer is not None or layer.reuses else None
+    if rows is None:
+        seen_TAV = ops.attend_latent(q_nope, q_rope, layer, cache_NBC, batch)
+    elif bound.near is None:
+        seen_TAV = ops.attend_latent(q_nope, q_rope, layer, as_rows(cache_NBC), rows)
+    else:
+        seen_TAV = _near_seen(ops, q_nope, q_rope, layer, bound.near, rows)
     return opened(ops, normed_TH, seen_TAV, layer.steps).reshape(tokens, -1)
+
+
+def _near_seen(
+    ops: Reference, q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, near: NearRows, rows: PagedBatch
+) -> Tensor:
+    """What was chosen, attended where it is near."""
+    seen = []
+    for part, some in near.parts_of(rows):
+        some = replace(some, block_table_SB=near.fetch(some))
+        seen.append(ops.attend_latent(q_TAD[part], q_rope_TAE[part], layer, near.as_cache, some))
+    return seen[0] if len(seen) == 1 else torch.cat(seen)
 
 
 def latents_kept(
@@ -73,8 +92,8 @@ def latents_kept(
 def _choose(
     ops: Reference, normed_TH: Tensor, ranked_TR: Tensor, indexer: Indexer, bound: BoundMla, batch: PagedBatch
 ) -> PagedBatch | None:
-    """What each token attends, None for all that it sees: the native library's bits are those of all being chosen. The
-    tokens' own index keys are written."""
+    """What each token attends, None for all that it sees: the native library's bits are those of all being chosen.
+    Where rows have to be fetched all of them are chosen, too. The tokens' own index keys are written."""
     layer, index_NBI = bound.layer, bound.index_NBI
     assert index_NBI is not None, "checked when it was bound"
 
@@ -87,7 +106,8 @@ def _choose(
 
     key_TI = ops.layer_norm(ops.linear(normed_TH, indexer.keys), indexer.norm_I, indexer.bias_I, INDEX_EPS)
     ops.write_latent(turned(key_TI.unsqueeze(1)).squeeze(1), index_NBI, batch.kv_slot_T, indexer.dim)
-    if batch.max_context <= indexer.top and not is_eight(index_NBI.dtype):
+    fetched = bound.near is not None or is_eight(index_NBI.dtype)
+    if batch.max_context <= indexer.top and not fetched:
         return None
     own = indexer.own
     if own is not None:

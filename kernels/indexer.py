@@ -17,7 +17,9 @@ Example: blocks of 4, top 2, local 1, a token at position 9: block 2 (positions 
 1. Source: transformers' `modeling_minimax_m3_vl`. Shapes: G key heads, D elements of a head, M blocks of keys.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -200,3 +202,84 @@ def _heads_alone(batch: PagedBatch, row_TGK: Tensor, of: BlockIndexer) -> PagedB
 def head_rows(cache_NGBD: Tensor) -> Tensor:
     """A cache in rows as blocks of one row of one head each."""
     return cache_NGBD.flatten(0, 2)[:, None, None]
+
+
+class NearRows:
+    """Rows of a layer's cache that were attended lately, in the device's memory, where the cache itself lies in the
+    slower one of the host: those that were chosen are fetched before they are attended, unless they are near. A row is
+    fetched into the place of one that was read longest ago, or nearly so. What is written goes to the cache alone, and
+    its near copy is forgotten. Attention reads near rows as blocks of one row. Shapes: S slots of the cache, R near
+    rows, C elements of a row, M = T * K.
+
+    `place_S` says where a slot's row is near, or -1; it, `slot_R` and `used_R` end with an entry that means nothing.
+    `counts_4`: fetches, the place that the native library looks at next, rows found, rows fetched."""
+
+    def __init__(self, far_NBC: Tensor, count: int, counts_4: Tensor) -> None:
+        """Over a cache, with room for so many rows where these are."""
+        where = counts_4.device
+        self.far_SC = far_NBC.flatten(0, 1)
+        self.place_S = torch.full((len(self.far_SC) + 1,), -1, dtype=torch.int32, device=where)
+        self.row_RC = torch.zeros((count, far_NBC.shape[2]), dtype=far_NBC.dtype, device=where)
+        self.slot_R = torch.full((count + 1,), -1, dtype=torch.int32, device=where)
+        self.used_R = torch.zeros(count + 1, dtype=torch.int64, device=where)
+        self.counts_4 = counts_4
+
+    @property
+    def count(self) -> int:
+        return len(self.row_RC)
+
+    @cached_property
+    def as_cache(self) -> Tensor:
+        """(R, 1, C): blocks of one row."""
+        return self.row_RC.unsqueeze(1)
+
+    def forget(self, slot_T: Tensor) -> None:
+        """These were written. A negative one is nobody's; then the last entry is overwritten."""
+        self.place_S.index_fill_(0, slot_T, -1)
+
+    def parts_of(self, rows: PagedBatch) -> Iterator[tuple[slice, PagedBatch]]:
+        """Tokens that see what was chosen for them (`chosen_batch`), as many at a time as have room."""
+        most = rows.block_table_SB.shape[1]
+        step = max(1, self.count // max(1, most))
+        if rows.tokens <= step:
+            yield slice(None), rows
+            return
+        for first in range(0, rows.tokens, step):
+            here, some = slice(first, first + step), len(rows.position_T[first : first + step])
+            yield here, replace(
+                rows, position_T=rows.position_T[here], kv_slot_T=rows.kv_slot_T[here],
+                query_start_S1=rows.query_start_S1[: some + 1], context_S=rows.context_S[here],
+                block_table_SB=rows.block_table_SB[here], starts=rows.starts[: some + 1],
+                contexts=rows.contexts[here],
+            )  # fmt: skip
+
+    def fetch(self, rows: PagedBatch) -> Tensor:
+        """(T, K) int32: the places of the rows that tokens attend, which are near now. No more of them than there is
+        room for. Nothing here waits for a device, or has a size that the rows decide."""
+        slot_TK, device, count = rows.block_table_SB.long(), self.place_S.device, self.count
+        inside_TK = torch.arange(slot_TK.shape[1], device=device) < rows.context_S[:, None]
+        slot_M = torch.where(inside_TK, slot_TK, slot_TK[:, :1]).flatten()
+        own_M, nowhere = torch.arange(len(slot_M), device=device), len(self.place_S) - 1
+        self.counts_4[0] += 1
+        now = self.counts_4[0]
+        place_M = self.place_S[slot_M]
+        lacks_M = place_M < 0
+        self.used_R[torch.where(lacks_M, count, place_M)] = now
+        self.place_S[slot_M] = torch.where(lacks_M, -2 - own_M, place_M).int()
+        brings_M = self.place_S[slot_M] == -2 - own_M  # one of those that lack the same row
+        oldest_R = self.used_R[:count].argsort(stable=True)
+        free_M = oldest_R[(brings_M.cumsum(0) - 1).clamp_(min=0)]
+        old_M = self.slot_R[free_M].long()
+        loses_M = brings_M & (old_M >= 0) & (self.place_S[old_M] == free_M)
+        self.place_S[torch.where(loses_M, old_M, nowhere)] = -1
+        self.place_S[torch.where(brings_M, slot_M, nowhere)] = free_M.int()
+        to_M = torch.where(brings_M, free_M, count)
+        self.slot_R[to_M], self.used_R[to_M] = slot_M.int(), now
+        self.copy(brings_M, slot_M, free_M)
+        self.counts_4[2] += inside_TK.sum() - brings_M.sum()
+        self.counts_4[3] += brings_M.sum()
+        return self.place_S[slot_M].view(slot_TK.shape)
+
+    def copy(self, brings_M: Tensor, slot_M: Tensor, place_M: Tensor) -> None:
+        """Where `brings_M` is true, the row of the cache at its slot to its place; both have memory of one kind."""
+        self.row_RC[place_M[brings_M]] = self.far_SC[slot_M[brings_M]]

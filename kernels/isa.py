@@ -9,6 +9,11 @@ from functools import cache
 from afserve.config import AUTO, ISAS
 from afserve.errors import ConfigError
 
+DIFFERENT_ISAS = (
+    "Tokens have the same bits in any topology of one set; here they depend on which node computes them. "
+    "--isa with a set that all hosts have makes them alike."
+)
+
 
 @cache
 def isas_here() -> tuple[str, ...]:

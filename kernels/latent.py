@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from afserve.kernels.indexer import Indexer
+from afserve.kernels.indexer import Indexer, NearRows
 from afserve.kernels.layer import NO_STEPS, Steps
 from afserve.kernels.packed import PackedHeads, PackedLinear
 from afserve.kernels.routing import RouterRule
@@ -80,10 +80,11 @@ class PreparedMla:
 
 @dataclass(frozen=True, slots=True)
 class BoundMla:
-    """A layer and its part of a cache, that of its indexer's keys among it. Only the backend reads `handle`, which may
-    hold addresses: what they point at is held by this value too."""
+    """A layer and its part of a cache, that of its indexer's keys among it. With `near` chosen rows are attended there.
+    Only the backend reads `handle`, which may hold addresses: what they point at is held by this value too."""
 
     layer: MlaLayer
     cache_NBC: Tensor
     handle: object | None = None
     index_NBI: Tensor | None = None
+    near: NearRows | None = None

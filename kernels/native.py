@@ -17,7 +17,7 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
-from afserve.kernels.native_caches import attend, choose_rows, fits, last_plain, odd, pair_of
+from afserve.kernels.native_caches import NativeNearRows, attend, choose_rows, fits, last_plain, odd, pair_of
 from afserve.kernels.native_fused import SCORINGS
 from afserve.kernels.native_ggml import NativeGgml
 from afserve.kernels.native_half import HalfOverCache, batch_handle
@@ -37,7 +37,7 @@ class Native(NativeProducts):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__(threads, isa)
-        self.ggml, self.steps = NativeGgml(), NativeRowSteps(self._engine)
+        self.ggml, self.steps, self.near_rows = NativeGgml(), NativeRowSteps(self._engine), NativeNearRows
         self._rules: dict[RouterRule, _native.Rule] = {}
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
@@ -250,22 +250,22 @@ class Native(NativeProducts):
         rule = self._rule(layer.rule or RouterRule(1, Scoring.SOFTMAX))
         return PreparedMla(layer, native_fused.fused_mla(layer, gate, rule))
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
-        layer, fused = prepared.layer, prepared.handle
+    def bind_mla(self, prepared: PreparedMla, plain: BoundMla) -> BoundMla:
+        layer, fused, cache_NBC, index_NBI = prepared.layer, prepared.handle, plain.cache_NBC, plain.index_NBI
+        near = plain.near.open_with(self._engine) if isinstance(plain.near, NativeNearRows) else None
         if not isinstance(fused, native_fused.FusedMla):  # prepare_mla said why
-            return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
+            return plain
         kept = (cache_NBC,) if index_NBI is None else (cache_NBC, index_NBI)
-        # the library reads index keys in the rows' dtype alone
-        chosen = index_NBI is not None or layer.reuses
+        chosen = index_NBI is not None or layer.reuses  # by keys in the rows' dtype alone
         known = all(fits(x, layer.input_norm_H.dtype) and x.is_contiguous() for x in kept)
         if not known or (chosen and is_eight(cache_NBC.dtype)):
             self.fallbacks.record_fallback("mla_half", odd(layer.input_norm_H, *kept))
-            return BoundMla(layer, cache_NBC, index_NBI=index_NBI)
+            return plain
         rows, keys = cache_NBC.unsqueeze(1), None if index_NBI is None else index_NBI.unsqueeze(1)
         index = None if keys is None else pair_of(keys, keys)
-        over = _over_cache(layer, fused.layer.over(pair_of(rows, rows, layer.rank), index), fused.held)
-        top = 0 if layer.indexer is None else layer.indexer.top
-        return BoundMla(layer, cache_NBC, replace(over, top=top, reuses=layer.reuses), index_NBI)
+        half = fused.layer.over(pair_of(rows, rows, layer.rank), index, near)
+        over, top = _over_cache(layer, half, fused.held), layer.indexer.top if layer.indexer else 0
+        return replace(plain, handle=replace(over, top=top, reuses=layer.reuses))
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
         handle = bound.handle
@@ -296,10 +296,8 @@ class Native(NativeProducts):
         gate_bias_E: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if gate_bias_E is not None or rule.scoring not in SCORINGS:
-            reason = (
-                f"scoring {rule.scoring.value}" if gate_bias_E is None else "a bias of the router's logits"
-            )
-            self._fall_back("route", reason)
+            biased = gate_bias_E is not None and "a bias of the router's logits"
+            self._fall_back("route", biased or f"scoring {rule.scoring.value}")
             return choose(_logits(x_TH, gate_EH, gate_bias_E), bias_E, rule)
         code, gate_code = CODES.get(x_TH.dtype), CODES.get(gate_EH.dtype)
         if code is None or gate_code not in (code, CODES[torch.float32]) or not gate_EH.is_contiguous():

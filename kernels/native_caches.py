@@ -8,6 +8,7 @@ from torch import Tensor
 
 from afserve.kernels import _native, tiled
 from afserve.kernels.formats.eight_bits import key_numbers
+from afserve.kernels.indexer import NearRows
 from afserve.kernels.native_half import batch_handle
 from afserve.kernels.native_products import CODES, address, plain
 from afserve.kernels.paged import PagedBatch
@@ -124,3 +125,27 @@ def write_cache(x_TGD: Tensor, cache_NGBD: Tensor, slot_T: Tensor) -> None:
         blocks,
         block_size,
     )
+
+
+class NativeNearRows(NearRows):
+    """Until it is opened the reference runs."""
+
+    _handle: _native.NearRows | None = None
+
+    def open_with(self, engine: _native.Engine) -> _native.NearRows:
+        """For fused halves too."""
+        if self._handle is None:
+            of = self.far_SC, self.row_RC, self.place_S, self.slot_R, self.used_R, self.counts_4
+            row = self.row_RC.shape[1] * self.row_RC.itemsize
+            sizes = row, self.count, len(self.far_SC)
+            self._engine, self._handle = engine, _native.NearRows([x.data_ptr() for x in of], sizes)
+        return self._handle
+
+    def fetch(self, rows: PagedBatch) -> Tensor:
+        if self._handle is None:
+            return super().fetch(rows)
+        slot_TK, count_T = rows.block_table_SB.contiguous(), rows.context_S.contiguous()
+        place_TK, (tokens, most) = torch.zeros_like(slot_TK), slot_TK.shape
+        addresses = slot_TK.data_ptr(), count_T.data_ptr()
+        self._handle.fetch(self._engine, *addresses, most, tokens, place_TK.data_ptr())
+        return place_TK

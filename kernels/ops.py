@@ -7,6 +7,7 @@ B block size, P positions.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from afserve.config import AUTO
 from afserve.errors import ConfigError
-from afserve.kernels.cache import KeptShape, PagedCache, StateShape
+from afserve.kernels.cache import StateShape, opened_cache
 from afserve.kernels.checks import (
     cache_shapes,
     expect_cache,
@@ -34,6 +35,7 @@ from afserve.kernels.devices.cuda import count_gpus
 from afserve.kernels.fallbacks import Fallback
 from afserve.kernels.half import half_of_ops, join_half, seen_of_ops
 from afserve.kernels.half_latent import latent_half_of_ops, latent_seen_of_ops
+from afserve.kernels.indexer import NearRows
 from afserve.kernels.isa import check_isa
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, PreparedGqa
@@ -60,8 +62,9 @@ class Ops:
         self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
-        self.prepare_states = backend.prepare_states
+        self.prepare_states, self.open_cache = backend.prepare_states, partial(opened_cache, backend)
         self.choose_rows, self.steps = backend.choose_rows, backend.steps  # indexer.py, row_steps.py
+        self.prepare_states, self.empty_cache = backend.prepare_states, backend.empty_cache
 
     def explain(self) -> str:
         return self._backend.explain() + (f" ({self._reason})" if self._reason else "")
@@ -142,13 +145,6 @@ class Ops:
         """A GQA cache of zeros for keys and values of `sizes` elements: (N, G, B, D), or tiles of them (tiled.py)
         where the backend reads those faster. The other ops take either; nobody else looks inside."""
         return self._backend.empty_kv((blocks, groups, block_size), sizes, dtype)
-
-    def open_cache(
-        self, layers: Sequence[KeptShape], blocks: int, block_size: int, dtype: torch.dtype
-    ) -> PagedCache:
-        """The memory of a node's whole KV cache, zeroed, so that reading past a context gives finite numbers."""
-        opened = tuple(shape.open_layer(self._backend, blocks, block_size, dtype) for shape in layers)
-        return PagedCache(opened, block_size, dtype, [shape.alike for shape in layers])
 
     def write_kv(
         self, k_TGD: Tensor, v_TGD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, kv_slot_T: Tensor
@@ -246,10 +242,12 @@ class Ops:
         expect_mla(layer)
         return self._backend.prepare_mla(layer)
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
-        """A layer and its part of a cache, checked against each other once. Tensors must keep their memory."""
-        expect_latent_cache(prepared.layer, cache_NBC, index_NBI)
-        return self._backend.bind_mla(prepared, cache_NBC, index_NBI)
+    def bind_mla(
+        self, of: PreparedMla, kv_NBC: Tensor, index_NBI: Tensor | None = None, near: NearRows | None = None
+    ) -> BoundMla:
+        """`bind_gqa` for a layer with a latent. With `near`, of this cache, chosen rows are attended there."""
+        expect_latent_cache(of.layer, kv_NBC, index_NBI)
+        return self._backend.bind_mla(of, BoundMla(of.layer, kv_NBC, index_NBI=index_NBI, near=near))
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half:
         """`gqa_half` for a layer with a latent: x_TH becomes, in place, the residual stream after attention."""
@@ -342,9 +340,9 @@ def _open_triton(device: torch.device, threads: int, backend: str) -> Ops:
     try:
         triton = import_module("afserve.kernels.triton.backend")  # it imports this folder
     except ImportError as error:
-        why, remedy = "triton is not installed", "pip install afserve[gpu]"
         if backend != AUTO:
-            raise ConfigError(f"backend: {why} ({error}); {remedy}") from error
-        return Ops(Reference(device), device, threads, f"{why}; {remedy}")
+            told = f"backend: triton is not installed ({error}); pip install afserve[gpu]"
+            raise ConfigError(told) from error
+        return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
     opened = triton.TritonBackend.open(device, backend.replace("triton", AUTO))
     return Ops(opened, opened.device, threads)

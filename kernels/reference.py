@@ -6,22 +6,21 @@ E experts, K top-k, R rows, I inner size, A query heads, G key/value heads, D he
 N cache blocks, B block size.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
+from afserve.kernels.devices.pages import untouched
 from afserve.kernels.fallbacks import Fallbacks
 from afserve.kernels.formats.eight_bits import is_eight, key_value_rows, latent_rows, latents_at, pair_at
 from afserve.kernels.formats.scaled import BlockScaled, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rounded, rounded_weight
-from afserve.kernels.indexer import choose_rows
+from afserve.kernels.indexer import NearRows, choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.packed import (
@@ -39,7 +38,6 @@ from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.stack import LayeredExperts, Stack, StackLayer
 
 CPU = torch.device("cpu")
-CACHE_LINE, HUGE_PAGE = 64, 1 << 21
 
 
 class Reference:
@@ -50,6 +48,7 @@ class Reference:
     isa = ""  # the instruction set, of a native library
     ggml: GgmlPacking | None = None
     steps = RowSteps()
+    near_rows: type[NearRows] = NearRows
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
@@ -185,14 +184,10 @@ class Reference:
         return turned.to(x_TAD.dtype)
 
     def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Pages that are zero until touched: torch.zeros would write, and so occupy, all of them at once."""
+        """On a CPU without touching it."""
         if self.device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        size = math.prod(shape) * dtype.itemsize
-        align = HUGE_PAGE if size >= HUGE_PAGE else CACHE_LINE  # malloc's own splits every row over lines
-        untouched = np.zeros(size + align, dtype=np.uint8)
-        first = -untouched.ctypes.data % align
-        return torch.from_numpy(untouched[first : first + size]).view(dtype).view(shape)
+        return untouched(shape, dtype)
 
     def empty_kv(
         self, shape: tuple[int, int, int], sizes: tuple[int, int], dtype: torch.dtype
@@ -293,8 +288,8 @@ class Reference:
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         return PreparedMla(layer)
 
-    def bind_mla(self, prepared: PreparedMla, cache_NBC: Tensor, index_NBI: Tensor | None = None) -> BoundMla:
-        return BoundMla(prepared.layer, cache_NBC, index_NBI=index_NBI)
+    def bind_mla(self, prepared: PreparedMla, plain: BoundMla) -> BoundMla:
+        return plain
 
     def mla_half(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Half | None:
         return None  # half_latent.py

@@ -210,7 +210,13 @@ def tier_lines(answer: Fields) -> list[str]:
     """Where prompts' KV was found, if any was; and KV blocks in the host memory and on the disks of attention nodes, if
     any node has such a tier."""
     found = [n["stats"]["tiers"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
-    return [*_hits(answer["kv_hits"]), *_in_host_memory([tiers["host"] for tiers in found]), *_on_disk(found)]
+    rows = [n["stats"]["near"] for n in answer["nodes"] if n["role"] == "attention" and n["stats"]]
+    return [
+        *_hits(answer["kv_hits"]),
+        *_chosen(rows),
+        *_in_host_memory([tiers["host"] for tiers in found]),
+        *_on_disk(found),
+    ]
 
 
 def expert_lines(answer: Fields) -> list[str]:
@@ -228,6 +234,13 @@ def expert_lines(answer: Fields) -> list[str]:
         f"{total['ahead_used']:,} of {total['read_ahead']:,} read ahead were used, {total['unreadable']:,} unreadable",
         answer["hot_set"],
     ]
+
+
+def _chosen(rows: Sequence[Fields]) -> list[str]:
+    near, fetched = (sum(one[name] for one in rows) for name in ("found", "fetched"))
+    if not fetched:
+        return []
+    return [f"rows that an indexer chose: {near / (near + fetched):.1%} of {near + fetched:,} were near"]
 
 
 def _hits(tokens: Mapping[str, int]) -> list[str]:

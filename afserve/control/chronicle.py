@@ -10,7 +10,6 @@ from pathlib import Path
 
 from afserve.adviser import Adviser
 from afserve.clock import Clock
-from afserve.config import DIFFERENT_ISAS
 from afserve.control.incidents import Incidents
 from afserve.control.membership.balancing import Balancing
 from afserve.control.membership.events import Incident
@@ -23,6 +22,7 @@ from afserve.control.wire.placement_values import Routed
 from afserve.control.wire.values import FromNode, Noted, Ready, Recorded, ToNode, Traced
 from afserve.engine.stats import AttentionStats
 from afserve.errors import ProtocolError
+from afserve.kernels.isa import DIFFERENT_ISAS
 from afserve.member import MODEL_ROLES, Life
 
 log = logging.getLogger("afserve.control")

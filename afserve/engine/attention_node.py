@@ -32,7 +32,7 @@ from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.routed_experts import check_size, row_bytes_of
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import AttentionStats, KvStats, TierStats
+from afserve.engine.stats import AttentionStats, KvStats, NearStats, TierStats
 from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
 from afserve.engine.step.host_reader import Fetch
@@ -247,12 +247,12 @@ class AttentionNode(Generic[T]):
             self._meter.slept(start)
 
     def stats(self, moved: KvStats | None = None, tiers: TierStats | None = None) -> AttentionStats:
-        """A snapshot, for the thread that calls `step`; what it returns may go to any other. `moved` says what was
-        exchanged with other nodes, `tiers` what is in host memory and on the disk."""
+        """As `counted`, for the thread that calls `step`; what it returns may go to any other."""
         return counted(
             self._scheduler,
             self._meter,
             self._link.recovery(),
+            NearStats(*self.kv.rows_read),
             moved or KvStats(),
             tiers or TierStats(),
             devices=self._config.tensor_parallel,

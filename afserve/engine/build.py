@@ -23,6 +23,7 @@ from afserve.engine.warm import warm_attention
 from afserve.errors import ConfigError
 from afserve.families.device_shares import check_split
 from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
+from afserve.families.near_rows import check_near_rows
 from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.devices.opened import device_of
@@ -132,6 +133,7 @@ def build_attention_node(
     """
     spec = spec_of(source, config.drafts())
     ops = ops or open_ops(config.device, config.threads, config.gpu_kernels, config.isa)
+    check_near_rows(spec, config)
     tensors, naming, drafts = tensors_of(source, spec, ops.device), naming_of(spec), config.drafts()
     if devices is None and config.tensor_parallel > 1:
         devices = open_devices(source, spec, config, ops)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.engine.scheduling.scheduler import Scheduler
-from afserve.engine.stats import COPIES, ORDINARY, RETAINED, AttentionStats, KvStats, TierStats
+from afserve.engine.stats import COPIES, ORDINARY, RETAINED, AttentionStats, KvStats, NearStats, TierStats
 from afserve.engine.stats.drafts import DraftStats
 from afserve.engine.step.meter import Meter
 
@@ -13,6 +13,7 @@ def counted(
     s: Scheduler,
     meter: Meter,
     recovery: RecoveryStats,
+    near: NearStats,
     moved: KvStats,
     tiers: TierStats,
     *,
@@ -25,6 +26,7 @@ def counted(
     """Of its parts, between two steps. `moved` says what was exchanged with other nodes, `tiers` what is in host memory
     and on the disk."""
     return AttentionStats(
+        near=near,
         running=s.running,
         waiting=s.waiting,
         queued_tokens=s.open.queued_tokens,

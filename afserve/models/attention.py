@@ -19,6 +19,7 @@ from afserve.kernels.cache import (
     LayerShape,
     StateShape,
 )
+from afserve.kernels.indexer import NearRows
 from afserve.kernels.latent import BoundMla, MlaLayer
 from afserve.kernels.layer import BoundGqa, GqaLayer, Half, Steps
 from afserve.kernels.ops import Ops
@@ -51,9 +52,8 @@ class GroupedQueryHalf:
     def __init__(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
     ) -> None:
-        a, h = spec.layer(tensors.layer).attention, spec.hidden
+        a, h, share = spec.layer(tensors.layer).attention, spec.hidden, tensors.share
         self._ops, self._order = ops, head_order(a)
-        share = tensors.share
         groups, size = share.heads_of(a.kv_heads), a.head_dim
         self.keeps: KeptShape = LayerShape(groups, size, size)
         if a.indexer is not None:
@@ -297,8 +297,9 @@ class LatentHalf:
             )
         )
 
-    def bind(self, cache: LayerCache) -> "BoundLatent":
-        return BoundLatent(self._ops, self._ops.bind_mla(self._prepared, *cache))
+    def bind(self, cache: LayerCache, near: NearRows | None = None) -> "BoundLatent":
+        index = cache[1] if len(cache) > 1 else None
+        return BoundLatent(self._ops, self._ops.bind_mla(self._prepared, cache[0], index, near))
 
 
 def _latent_norm(a: AttentionSpec, tensors: LayerTensors, like: Tensor) -> Tensor:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
+from afserve.kernels.indexer import NearRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.stack import DecoderParts, DraftChain, Stack, StackLayer, StepDecoder
-from afserve.models.attention import load_attention
+from afserve.models.attention import LatentHalf, load_attention
 from afserve.models.beside import DraftHead, TargetParts
 from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
@@ -30,7 +31,7 @@ from afserve.models.router import Sent, load_router, parted
 from afserve.models.vision.sections import SectionedRotary
 from afserve.models.vision.tower import PictureEncoder
 from afserve.models.weights import TensorSource
-from afserve.spec import ModelSpec
+from afserve.spec import ModelSpec, far_row_bytes
 from afserve.spec_parts import DenseSpec, RopeSpec
 from afserve.tiles import WholeEncoderSpec
 
@@ -65,8 +66,11 @@ class DecoderLayer:
         """What the attention half writes to a cache."""
         return self._half.keeps
 
-    def bind(self, cache: LayerCache) -> BoundHalf:
-        """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat."""
+    def bind(self, cache: LayerCache, near: NearRows | None = None) -> BoundHalf:
+        """The attention half over this layer's part of a cache; what it returns is what FFNs and expert nodes eat.
+        `near`: rows of its latents, where these are far."""
+        if near is not None and isinstance(self._half, LatentHalf):
+            return self._half.bind(cache, near)
         return self._half.bind(cache)
 
     def stacked(
@@ -208,11 +212,20 @@ class AttentionModel:
         """Relative, of linear maps that were rounded to `dense_dtype`; None where none was."""
         return self._dense.rounding_error
 
-    def bind(self, layers: Sequence[LayerCache]) -> tuple[BoundHalf, ...]:
-        """Every layer's attention half over one cache, that of the `predictor` last."""
+    def fetches(self, layer: int) -> bool:
+        """Whether latents of this layer, by its place in `keeps`, may lie far."""
+        own = len(self.layers) + len(self.predicting)
+        return layer < own and far_row_bytes(self.spec.layer(layer).attention, 1) > 0
+
+    def bind(
+        self, layers: Sequence[LayerCache], near: Sequence[NearRows | None] = ()
+    ) -> tuple[BoundHalf, ...]:
+        """Every layer's attention half over one cache, that of the `predictor` last, and over what is `near` of it."""
         own = [self._with_source(number, layers) for number in range(len(layers))]
-        pairs = zip((*self.layers, *self.predicting), own, strict=True)
-        return tuple(layer.bind(cache) for layer, cache in pairs)
+        source = [self.spec.layer(number).attention.source for number in range(len(layers))]
+        rows = [near[number if of is None else of] if near else None for number, of in enumerate(source)]
+        pairs = zip((*self.layers, *self.predicting), own, rows, strict=True)
+        return tuple(layer.bind(cache, some) for layer, cache, some in pairs)
 
     def _with_source(self, number: int, layers: Sequence[LayerCache]) -> LayerCache:
         """A layer's part of a cache; of one that attends another's latents these, and index keys of its own."""

@@ -1,6 +1,7 @@
 // Binding of the choice of rows.
 #include "bind.h"
 #include "indexer.h"
+#include "near.h"
 
 namespace {
 
@@ -19,6 +20,17 @@ void choose(Engine& engine, const std::array<Address, 4>& of, const std::array<s
 }  // namespace
 
 void bind_indexer(py::module_& m) {
+  // Addresses of the cache's rows, near ones, places, slots, last uses and counts; sizes: bytes of a row, places, slots.
+  py::class_<NearRows>(m, "NearRows")
+      .def(py::init([](const std::array<Address, 6>& of, const std::array<int64_t, 3>& sizes) {
+        auto [row_bytes, capacity, slots] = sizes;
+        return NearRows{at<const uint8_t>(of[0]), at<uint8_t>(of[1]), size_t(row_bytes), int(capacity), slots,
+                        at<int32_t>(of[2]), at<int32_t>(of[3]), at<int64_t>(of[4]), at<int64_t>(of[5])};
+      }))
+      .def("fetch", [](const NearRows& near, Engine& engine, Address slot, Address count, size_t most, int tokens, Address place) {
+        py::gil_scoped_release released;
+        near.fetch(engine, at<int32_t>(slot), at<int32_t>(count), most, tokens, at<int32_t>(place));
+      });
   // Addresses of queries, weights, keys and slots; sizes: heads, key, top, blocks, block size, tokens.
   m.def("choose_rows", [](Engine& engine, int dtype, const std::array<Address, 4>& of, const std::array<size_t, 2>& strides,
                           const Place& place, const std::array<int, 6>& sizes, int most, const Batch& batch) {

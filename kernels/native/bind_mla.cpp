@@ -20,8 +20,8 @@ struct Norms {
 };
 
 template <class E>
-void run(const TurningMla& of, const CachePair& cache, const std::optional<CachePair>& index, Engine& engine, const Batch& batch,
-         const HalfRows& rows) {
+void run(const TurningMla& of, const CachePair& cache, const std::optional<CachePair>& index, const std::optional<NearRows>& near,
+         Engine& engine, const Batch& batch, const HalfRows& rows) {
   Turn turn = of.turn;
   turn.position = batch.position;
   auto store = [](const CachePair& of) {
@@ -30,15 +30,17 @@ void run(const TurningMla& of, const CachePair& cache, const std::optional<Cache
                     of.bits};
   };
   MlaCall<E> call{static_cast<E*>(rows.x), batch.tokens, turn, batch.slot, store(cache), index ? store(*index) : Store<E>{},
-                  static_cast<E*>(rows.normed), rows.expert, rows.weight, rows.slot, rows.most};
+                  static_cast<E*>(rows.normed), rows.expert, rows.weight, rows.slot, rows.most,
+                  near ? &*near : nullptr};
   of.layer.run(engine, call, batch);
 }
 
-// `index`: the cache of its indexer's keys, if it has one.
-AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache, const std::optional<CachePair>& index) {
+// `index`: the cache of its indexer's keys, if it has one. `near`: rows of `cache` that attention reads in its place.
+AttentionHalf over(std::shared_ptr<TurningMla> of, const CachePair& cache, const std::optional<CachePair>& index,
+                   const std::optional<NearRows>& near) {
   auto run_one = of->dtype == Dtype::f32 ? run<float> : run<bf16>;
   return {of->dtype, of->shape.hidden, of->top_k,
-          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, index, engine, batch, rows); }};
+          [=](Engine& engine, const Batch& batch, const HalfRows& rows) { run_one(*of, cache, index, near, engine, batch, rows); }};
 }
 
 }  // namespace
@@ -83,5 +85,5 @@ void bind_mla(py::module_& m) {
         int top_k = weights.gate || weights.steps.wide_gate ? weights.rule.top_k : 0;
         return new TurningMla{shape, turn, dtype_of(dtype), top_k, MlaLayer(shape, weights)};
       }))
-      .def("over", over);
+      .def("over", over, py::arg("cache"), py::arg("index"), py::arg("near") = std::nullopt);
 }

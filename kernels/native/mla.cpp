@@ -76,8 +76,22 @@ void MlaLayer::look(Engine& engine, const MlaCall<E>& call, const Batch& batch, 
     start[t + 1] = t + 1;
     count[t] = int32_t(std::min<int64_t>(call.turn.position[t] + 1, call.most));
   }
-  attend(engine, attention, Batch{start.data(), count.data(), call.slot, size_t(call.most), call.tokens, batch.position,
-                                  batch.slot, call.tokens});
+  auto alone = [&](const int32_t* table, int first, int tokens) {
+    attention.q = q + first * heads * row, attention.out = seen + first * heads * s.rank;
+    attend(engine, attention, Batch{start.data(), count.data() + first, table, size_t(call.most), tokens,
+                                    batch.position + first, batch.slot + first, tokens});
+  };
+  if (!call.near) return alone(call.slot, 0, call.tokens);
+  attention.keys.data = attention.values.data = reinterpret_cast<E*>(call.near->rows);
+  attention.keys.block_stride = attention.values.block_stride = row;
+  attention.blocks = call.near->capacity;
+  int together = std::max(1, std::min(call.tokens, call.near->capacity / call.most));
+  std::vector<int32_t> place(size_t(together) * call.most);
+  for (int first = 0; first < call.tokens; first += together) {
+    int tokens = std::min(together, call.tokens - first);
+    call.near->fetch(engine, call.slot + size_t(first) * call.most, count.data() + first, call.most, tokens, place.data());
+    alone(place.data(), first, tokens);
+  }
 }
 
 template <class E>
@@ -109,6 +123,7 @@ void MlaLayer::run(Engine& engine, const MlaCall<E>& call, const Batch& batch) c
       scale_row(queries + t * stride, int(wide), weights_.steps.query_scale[call.turn.position[t]]);
     });
   place(engine, call, down, queries, stride, q);
+  if (call.near) call.near->forget(call.kv_slot, call.tokens);
   weights_.up_k->run(engine, queries, stride, head, call.tokens, q, heads * row, row);
   if (weights_.index.queries) {
     const IndexerWeights& i = weights_.index;

@@ -4,6 +4,7 @@
 #pragma once
 #include "half.h"
 #include "indexer.h"
+#include "near.h"
 #include "rows.h"
 
 // Norms are the caller's to keep alive. `q_norm` and `q_up` are null where queries have no rank of their own; `gate`
@@ -39,6 +40,7 @@ struct MlaCall {
   float* weight;
   int32_t* slot;    // as of HalfRows
   int most;
+  const NearRows* near;  // null where attention reads the cache itself
 };
 
 class MlaLayer {

@@ -14,12 +14,15 @@ from afserve.kernels.triton.kv import keep_latents
 from afserve.kernels.triton.latent_prompts import PromptPlans, plan_of, plannable
 from afserve.kernels.triton.mla import attend_mla
 from afserve.kernels.triton.mla_prompts import multiply_up
+from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
 
 
 class LatentBackend(Reference):
     """`parts` as of `TritonBackend`."""
+
+    near_rows = FetchedRows
 
     def __init__(
         self, device: torch.device, multiprocessors: int, tiles: TileTable, parts: int | None

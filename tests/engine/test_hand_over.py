@@ -45,7 +45,7 @@ def alone(tiny_checkpoint):
 
 def phased(path, name, prefill, decode, experts, **fields):
     source = ModelSource(str(path), name)
-    sizes = SMALL | {"kv_blocks": fields.pop("kv_blocks", SMALL["kv_blocks"])}
+    sizes = SMALL | {name: fields.pop(name) for name in ("kv_blocks", "kv_near_rows") if name in fields}
     cluster = LocalCluster.build(
         source, config(**sizes, micro_batches=2), attention=prefill + decode, experts=experts
     )

@@ -12,9 +12,9 @@ from afserve.config import EngineSettings, ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.cache import KvBlocks
-from afserve.engine.scheduling.request import TokenEvent
+from afserve.engine.scheduling.request import SamplingParams, TokenEvent
 from afserve.errors import ConfigError, RendezvousError
-from tests.engine.driving import FAMILIES, collect, config, drive, prompts, requests
+from tests.engine.driving import FAMILIES, GREEDY, collect, config, drive, prompts, requests
 
 Tiny = Callable[[str], Path]
 KV_DTYPES = ("int8", "fp8")
@@ -43,10 +43,10 @@ def test_tokens_do_not_depend_on_steps_blocks_or_moves(
     assert collect(moving(opened(tiny_checkpoint, name, kv_dtype, prefix_caching=False))) == whole, "moves"
 
 
-def moving(node: AttentionNode[LocalTicket]) -> list[TokenEvent]:
+def moving(node: AttentionNode[LocalTicket], params: SamplingParams = GREEDY) -> list[TokenEvent]:
     """All events of the common requests, while blocks move again and again; what they leave is filled with NaN."""
     kv, rng = node.kv, random.Random(1)
-    for request in requests(prompts()):
+    for request in requests(prompts(), params):
         node.submit(request)
     events = []
     while node.busy:

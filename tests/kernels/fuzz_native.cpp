@@ -406,8 +406,19 @@ void latent_half(Engine& engine) {
   Store<E> latents{cache.get(), block, block, token, 1, size, paged.blocks, paged.block, Layout::rows};
   Turn turn{cos.get(), sin.get(), position.get(), 1200, rope / 2, bool(random_bits() % 2)};
   Store<E> keys{index.get(), index_block, index_block, size_t(dim), 1, dim, paged.blocks, paged.block, Layout::rows};
+  int64_t slots = int64_t(paged.blocks) * paged.block;
+  int near_rows = top + up_to(3 * top);
+  Buffer<E> near_cache(size_t(near_rows) * size);
+  Buffer<int32_t> place_of(slots + 1), slot_of(near_rows + 1);
+  Buffer<int64_t> used(near_rows + 1), counts(4);
+  for (int64_t s = 0; s <= slots; s++) place_of[s] = -1;
+  for (int r = 0; r <= near_rows; r++) slot_of[r] = -1, used[r] = 0;
+  for (int c = 0; c < 4; c++) counts[c] = 0;
+  NearRows near{reinterpret_cast<uint8_t*>(cache.get()), reinterpret_cast<uint8_t*>(near_cache.get()), size * sizeof(E),
+                near_rows, slots, place_of.get(), slot_of.get(), used.get(), counts.get()};
   half.run(engine, MlaCall<E>{x.get(), paged.tokens, turn, slot.get(), latents, keys, normed.get(), expert.get(),
-                              weight.get(), choice ? chosen.get() : nullptr, choice ? top : 0}, batch);
+                              weight.get(), choice ? chosen.get() : nullptr, choice ? top : 0,
+                              random_bits() % 2 ? &near : nullptr}, batch);
   for (size_t i = 0; i < expert.size(); i++)
     if (expert[i] < 0 || expert[i] >= count) abort();
   for (int t = 0; choice && t < paged.tokens; t++)

@@ -78,3 +78,28 @@ def test_beside_gpus_it_is_the_memory_of_the_host():
 def test_nodes_of_other_hosts_see_for_themselves():
     hosts = (Share(0, 1), Share(1, 0, here=False))
     assert chosen("7GiB", hosts=hosts, attention=1, kv_tokens=4096)
+
+
+def test_rows_that_lie_in_the_host_leave_the_fast_memory_to_index_keys(tiny_checkpoint):
+    """Of a token 28 numbers in each of four layers, and index keys of 12 in three: four bytes each."""
+    path, gpus = (
+        tiny_checkpoint("dsa"),
+        Gpus(("H200", "H200"), (100 * GIB, 100 * GIB), (140 * GIB, 140 * GIB)),
+    )
+
+    def found(device, rows, tokens=4096):
+        engine = EngineSettings(device=device, kv_near_rows=rows)
+        wishes = Wishes(experts=1, kv_tokens=tokens, gpus=gpus if device == "cuda" else None, engine=engine)
+        return choose(load_spec(path), ModelSource(str(path), "dsa"), HERE, wishes)
+
+    row, rest = 4 * 4 * 28, 4 * 3 * 12 + 4 * 4
+    assert found("cuda", 0).attention.kv == 4096 * (row + rest - 4 * 4)
+    assert found("cuda", 16).attention.kv == 16 * row + 4096 * rest
+    assert found("cpu", 16).attention.kv == 16 * row + 4096 * (row + rest)
+    assert (
+        found("cuda", 16).picked["kv-near-rows"].endswith(f"takes {rest} bytes beside, and {row} in the host")
+    )
+    with pytest.raises(DoesNotFitError, match=r"--kv-tokens 33554432: .* at most [0-9]+ fit") as refused:
+        found("cuda", 16, 1 << 25)
+    most = int(refused.value.message.rpartition("at most ")[2].removesuffix(" fit"))
+    assert 0 < most * row < 8 * GIB and found("cuda", 16, most).kv_tokens_of_node == most

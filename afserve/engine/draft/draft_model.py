@@ -50,9 +50,8 @@ class DraftModel:
 
     def __init__(self, model: AttentionModel, bank: Bank, config: EngineConfig) -> None:
         """`config` is the node's: the cache has as many tokens as the node's own."""
-        own = replace(
-            config, micro_batches=1, window_blocks=0, kv_events="", draft="off", speculative_config=""
-        )
+        one = replace(config, micro_batches=1, draft="off", speculative_config="")
+        own = replace(one, window_blocks=0, kv_near_rows=0, kv_events="")
         self._model, self._piece = model, min(PIECE, own.most_rows)
         self.longest = min(config.max_model_len, model.spec.max_position)
         self._kv = KvCache(model, own)

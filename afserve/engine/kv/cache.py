@@ -114,7 +114,8 @@ class KvCache:
         self._memory: PagedCache | GroupedMemory
         if len(groups) == 1:
             self.pool = BlockPool(first.blocks, first.block_size, caching=caching, root=root, **told)
-            self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, dtype)
+            near = [config.kv_near_rows * model.fetches(layer) for layer in range(len(keeps))]
+            self._memory = model.ops.open_cache(keeps, first.blocks, first.block_size, dtype, near)
             self.group_of = [0] * len(keeps)
         else:
             self.pool = pool = GroupedPool(
@@ -124,7 +125,8 @@ class KvCache:
             self.group_of = memory.group_of
         caches, own = self._memory.layers, len(model.layers)
         end = own + len(model.predicting)
-        bound = model.bind(caches[:end])
+        self.near = self._memory.near if isinstance(self._memory, PagedCache) else ()
+        bound = model.bind(caches[:end], self.near[:end])
         self.halves, self.predicting = bound[:own], bound[own:]
         self.beside = caches[end:]
 
@@ -132,6 +134,26 @@ class KvCache:
     def block_bytes(self) -> int:
         """Of one block over all layers."""
         return self._memory.block_bytes
+
+    @property
+    def bytes_apart(self) -> tuple[int, int, int]:
+        """Of a block what lies in the host since only some rows are near, and what does not, with four bytes a row that
+        say where it is near; and of all near rows together."""
+        rows = [near for near in self.near if near is not None]
+        far = sum(near.row_RC[0].nbytes for near in rows) * self.pool.block_size
+        kept = self.block_bytes - far + 4 * len(rows) * self.pool.block_size
+        return far, kept, sum(near.row_RC.nbytes for near in rows)
+
+    @property
+    def rows_read(self) -> tuple[int, int]:
+        """Chosen rows that were near, and those that were fetched. It waits for the device."""
+        counts_L4 = (
+            self._memory.counts_L4 if any(self.near) and isinstance(self._memory, PagedCache) else None
+        )
+        if counts_L4 is None:
+            return 0, 0
+        _, _, found, fetched = counts_L4.sum(0).tolist()
+        return found, fetched
 
     def read(self, blocks: Sequence[int]) -> KvBlocks:
         """A copy of those blocks on the host, in the order asked for. Between two steps: a block that is being filled
@@ -196,6 +218,8 @@ class KvCache:
         if wrong is not None:
             raise ValueError(f"blocks: {wrong}, the cache has {self.pool.blocks}")
         parts = self._memory.memory
+        if parts and isinstance(self._memory, PagedCache):
+            self._memory.forget(blocks)
         return CacheMemory(parts, blocks) if parts else None
 
     def clear(self, blocks: Sequence[int]) -> None:

@@ -101,6 +101,23 @@ class HostStats:
     )
 
 
+def _chosen(where: str) -> Any:
+    help = "Rows that an indexer chose, by whether they were near or fetched from the host."
+    return counter(0, help, "kv_chosen_rows", labels=(("where", where),), where="exist")
+
+
+@dataclass(frozen=True, slots=True)
+class NearStats:
+    """Of layers whose rows lie in the host (--kv-near-rows); 0 where all are in the cache."""
+
+    found: int = _chosen("near")
+    fetched: int = _chosen("host")
+
+    @property
+    def exist(self) -> bool:
+        return self.fetched > 0
+
+
 def _dropped(reason: str) -> Any:
     labels = (("reason", reason),)
     return counter(0, _DISK_DROPPED, "kv_disk_dropped_blocks", labels=labels, where="capacity")
@@ -210,6 +227,7 @@ class AttentionStats:
         kind="gauge",
         over=Over.PHASE,
     )
+    near: NearStats = NearStats()
     tiers: TierStats = TierStats()
     drafts: DraftStats = NO_DRAFTS
     experts: ExpertMemoryStats = _ALL_IN_MEMORY

@@ -60,12 +60,16 @@ class KvRoom:
     whole     bytes of a block in layers that see all tokens, states included
     windowed  bytes in the others
     seen      blocks that running sequences and a step see in those
+    fixed     bytes beside blocks, of rows that are near where the cache lies elsewhere
+    most_blocks  that have room in that other memory
     """
 
     block: int
     whole: int
     windowed: int = 0
     seen: int = 0
+    fixed: int = 0
+    most_blocks: int = 1 << 31
 
     def window_blocks(self, blocks: int) -> int:
         """For the layers that see a window, beside so many blocks; 0: they keep what all do."""
@@ -74,13 +78,13 @@ class KvRoom:
 
     def bytes_of(self, tokens: int) -> int:
         blocks = tokens // self.block
-        return blocks * self.whole + (self.window_blocks(blocks) or blocks) * self.windowed
+        return self.fixed + blocks * self.whole + (self.window_blocks(blocks) or blocks) * self.windowed
 
     def tokens_in(self, size: int) -> int:
         """As many as so many bytes hold, in whole blocks; fewer than none where size is below 0."""
-        blocks = size // (self.whole + self.windowed)
+        blocks = (size - self.fixed) // (self.whole + self.windowed)
         apart = (size - self.seen * self.windowed) * _ENDS // (_ENDS * self.whole + self.windowed)
-        return (apart if self.window_blocks(apart) else blocks) * self.block
+        return min(self.most_blocks, apart if self.window_blocks(apart) else blocks) * self.block
 
 
 def kv_room(

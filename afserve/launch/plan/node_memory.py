@@ -3,10 +3,12 @@
 Of nodes on GPUs it is the GPU's memory, which `topology` then takes for the machine's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.families.near_rows import check_near_rows
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
 from afserve.launch.plan.footprint import (
@@ -15,9 +17,11 @@ from afserve.launch.plan.footprint import (
     gib,
     kept_dtype,
     kernel_bytes,
+    kv_element_bytes,
     role_bytes,
     usable,
 )
+from afserve.launch.plan.kv_blocks import KvRoom
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.placement.expert_memory import FLAG, places_within
@@ -98,17 +102,7 @@ def check_host_kv(wishes: Wishes, nodes: Share, host: Machine, weights: NodeWeig
     run on its GPUs; `kv` is the least that each node's KV cache takes. Nodes of other hosts see for themselves. Raises
     DoesNotFitError, which says how much fits."""
     asked = wishes.engine.kv_host_bytes
-    if not asked:
-        return
-    on_gpus = wishes.engine.device != "cpu"
-    beside = NodeWeights(
-        0 if on_gpus else weights.attention, weights.expert if wishes.experts_on == "cpu" else 0
-    )
-    beside = replace(beside, attention=beside.attention + (0 if on_gpus else kv))
-    for share in wishes.hosts or (nodes,):
-        if not (share.here and share.attention):
-            continue
-        most = max(0, left_by(host, share, beside)) // share.attention
+    for share, most in _host_rooms(wishes, nodes, host, weights, kv) if asked else ():
         if asked > most:
             many = (
                 f"each of {share.attention} attention nodes" if share.attention > 1 else "the attention node"
@@ -117,3 +111,45 @@ def check_host_kv(wishes: Wishes, nodes: Share, host: Machine, weights: NodeWeig
                 f"--kv-host {wishes.engine.kv_host}: {gib(asked)} for {many} of a host with {gib(host.memory)} free; "
                 + (f"at most {most >> 20}MiB fit" if most >> 20 else "nothing fits beside what else is there")
             )
+
+
+def with_far_rows(
+    room: KvRoom,
+    spec: ModelSpec,
+    source: ModelSource,
+    wishes: Wishes,
+    nodes: Share,
+    host: Machine,
+    weights: NodeWeights,
+    picked: dict[str, str],
+) -> KvRoom:
+    """Of nodes that keep some rows of each layer near (--kv-near-rows): on GPUs the others lie in the host as it is,
+    and no more tokens are kept than have room there; CPUs have one memory for both. Raises ConfigError."""
+    if not wishes.engine.kv_near_rows:
+        return room
+    check_near_rows(spec, wishes.engine)
+    row = spec.far_bytes_per_token(kv_element_bytes(source, spec, wishes.engine.kv_dtype))
+    whole = room.whole + 4 * spec.far_layers * room.block  # where each row is near
+    near, kept = wishes.engine.kv_near_rows * row, whole // room.block - row
+    picked["kv-near-rows"] = (
+        f"{gib(near)} of rows near; a token takes {kept:,} bytes beside, and {row:,} in the host"
+    )
+    if wishes.engine.device == "cpu":
+        return replace(room, whole=whole, fixed=near)
+    far, taken = row * room.block, wishes.engine.kv_host_bytes
+    left = min((most for _, most in _host_rooms(wishes, nodes, host, weights, 0)), default=None)
+    most = room.most_blocks if left is None else max(0, left - taken) // far
+    return replace(room, whole=whole - far, fixed=near, most_blocks=most)
+
+
+def _host_rooms(
+    wishes: Wishes, nodes: Share, host: Machine, weights: NodeWeights, kv: int
+) -> Iterator[tuple[Share, int]]:
+    """What this host has for each attention node of a share of nodes, beside everything else."""
+    on_gpus = wishes.engine.device != "cpu"
+    beside = NodeWeights(
+        0 if on_gpus else weights.attention + kv, weights.expert if wishes.experts_on == "cpu" else 0
+    )
+    for share in wishes.hosts or (nodes,):
+        if share.here and share.attention:
+            yield share, max(0, left_by(host, share, beside)) // share.attention

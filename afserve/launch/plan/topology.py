@@ -37,6 +37,7 @@ from afserve.launch.plan.node_memory import (
     left_by,
     node_weights,
     room_of_one,
+    with_far_rows,
 )
 from afserve.launch.plan.numa import dealt, seats_for
 from afserve.launch.plan.wishes import Share, Wishes
@@ -142,7 +143,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     slots = _slots(spec, source, machine, wishes, nodes, picked)
     check_expert_memory(spec, source, wishes, slots.total if nodes.experts else spec.experts, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
-    room = _room(spec, source, wishes)
+    room = with_far_rows(_room(spec, source, wishes), spec, source, wishes, nodes, host, weights, picked)
     block = room.block
     least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / KV_SHARE)
     check_host_kv(wishes, nodes, host, weights, room.bytes_of(least))
@@ -315,6 +316,7 @@ def _kv(
     tokens = tokens // block * block
     used = kv.bytes_of(max(0, tokens))
     full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
+    full = full or tokens // block > kv.most_blocks
     left = min((room_of_one(machine, s, weights) for s in shares if s.here and s.attention), default=used)
     most = kv.tokens_in(left)
     if full and wishes.kv_tokens is not None and block <= most:

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from afserve.config import DIFFERENT_ISAS
+from afserve.kernels.isa import DIFFERENT_ISAS
 from afserve.launch.plan.footprint import NODE_OVERHEAD
 from afserve.launch.plan.topology import Need, Topology
 from afserve.member import AttentionPhase, Role
