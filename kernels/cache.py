@@ -194,7 +194,7 @@ class PagedCache:
     def write_layer(self, layer: int, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace what these blocks have of one layer by what `read_layer` gave elsewhere. Raises ValueError."""
         self._scatter(blocks, bytes_NY, self.layer_bytes(layer), self._held[layer])
-        self.forget(blocks, layer)
+        self.forget_rows(blocks, layer)
 
     def _gather(self, blocks: Sequence[int], out_NY: Tensor, held: Held | None = None) -> None:
         self._check(blocks)
@@ -214,7 +214,7 @@ class PagedCache:
         """The memory of each of these blocks, part behind part as its bytes are in `read`. From any thread; only where
         there are `part_bytes`. Raises ValueError."""
         self._check(blocks)
-        self.forget(blocks)
+        self.forget_rows(blocks)
         return [[rows[block * size : (block + 1) * size] for rows, size in self._rows] for block in blocks]
 
     @cached_property
@@ -239,14 +239,14 @@ class PagedCache:
     def write(self, blocks: Sequence[int], bytes_NY: Tensor) -> None:
         """Replace whole blocks by what `read` gave, here or on any other backend. Raises ValueError."""
         self._scatter(blocks, bytes_NY, self.block_bytes)
-        self.forget(blocks)
+        self.forget_rows(blocks)
 
     def clear_blocks(self, layer: int, blocks: Sequence[int]) -> None:
         """Zero what these blocks have of one layer: every order of a cache has its blocks first. Raises ValueError."""
         self._check(blocks)
         for tensor, (_, first, count) in itertools.product(self.layers[layer], _runs(blocks)):
             tensor[first : first + count].zero_()
-        self.forget(blocks, layer)
+        self.forget_rows(blocks, layer)
 
     def _scatter(self, blocks: Sequence[int], bytes_NY: Tensor, row: int, held: Held | None = None) -> None:
         expect_bytes("bytes_NY", bytes_NY, (len(blocks), row))
@@ -262,7 +262,7 @@ class PagedCache:
             for tensor, (at, first, count) in itertools.product(alike, runs):
                 tensor[first : first + count].copy_(from_token(part[at : at + count]))
 
-    def forget(self, blocks: Sequence[int], layer: int | None = None) -> None:
+    def forget_rows(self, blocks: Sequence[int], layer: int | None = None) -> None:
         """These were written, or will be before anything of them is attended: none of their rows is near any more."""
         rows = self.near if layer is None else self.near[layer : layer + 1]
         for near, (_, first, count) in itertools.product(filter(None, rows), _runs(blocks)):

@@ -39,7 +39,7 @@ def latent_seen_of_ops(ops: Reference, x_TH: Tensor, bound: BoundMla, batch: Pag
         ranked_TR = latents_kept(ops, made_TD, layer, cache_NBC, batch)
     query = ranked_TR
     if bound.near is not None and not layer.borrows:
-        bound.near.forget(batch.kv_slot_T)
+        bound.near.forget_rows(batch.kv_slot_T)
     if layer.q_up is not None:
         query = ops.linear(ranked_TR, layer.q_up)
     if layer.indexer is not None:
@@ -68,7 +68,7 @@ def _near_seen(
     """What was chosen, attended where it is near."""
     seen = []
     for part, some in near.parts_of(rows):
-        some = replace(some, block_table_SB=near.fetch(some))
+        some = replace(some, block_table_SB=near.fetch_rows(some))
         seen.append(ops.attend_latent(q_TAD[part], q_rope_TAE[part], layer, near.as_cache, some))
     return seen[0] if len(seen) == 1 else torch.cat(seen)
 

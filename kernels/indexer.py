@@ -225,7 +225,7 @@ class NearRows:
         self.counts_4 = counts_4
 
     @property
-    def count(self) -> int:
+    def places(self) -> int:
         return len(self.row_RC)
 
     @cached_property
@@ -233,14 +233,14 @@ class NearRows:
         """(R, 1, C): blocks of one row."""
         return self.row_RC.unsqueeze(1)
 
-    def forget(self, slot_T: Tensor) -> None:
+    def forget_rows(self, slot_T: Tensor) -> None:
         """These were written. A negative one is nobody's; then the last entry is overwritten."""
         self.place_S.index_fill_(0, slot_T, -1)
 
     def parts_of(self, rows: PagedBatch) -> Iterator[tuple[slice, PagedBatch]]:
         """Tokens that see what was chosen for them (`chosen_batch`), as many at a time as have room."""
         most = rows.block_table_SB.shape[1]
-        step = max(1, self.count // max(1, most))
+        step = max(1, self.places // max(1, most))
         if rows.tokens <= step:
             yield slice(None), rows
             return
@@ -253,10 +253,10 @@ class NearRows:
                 contexts=rows.contexts[here],
             )  # fmt: skip
 
-    def fetch(self, rows: PagedBatch) -> Tensor:
+    def fetch_rows(self, rows: PagedBatch) -> Tensor:
         """(T, K) int32: the places of the rows that tokens attend, which are near now. No more of them than there is
         room for. Nothing here waits for a device, or has a size that the rows decide."""
-        slot_TK, device, count = rows.block_table_SB.long(), self.place_S.device, self.count
+        slot_TK, device, count = rows.block_table_SB.long(), self.place_S.device, self.places
         inside_TK = torch.arange(slot_TK.shape[1], device=device) < rows.context_S[:, None]
         slot_M = torch.where(inside_TK, slot_TK, slot_TK[:, :1]).flatten()
         own_M, nowhere = torch.arange(len(slot_M), device=device), len(self.place_S) - 1
@@ -275,11 +275,11 @@ class NearRows:
         self.place_S[torch.where(brings_M, slot_M, nowhere)] = free_M.int()
         to_M = torch.where(brings_M, free_M, count)
         self.slot_R[to_M], self.used_R[to_M] = slot_M.int(), now
-        self.copy(brings_M, slot_M, free_M)
+        self.copy_rows(brings_M, slot_M, free_M)
         self.counts_4[2] += inside_TK.sum() - brings_M.sum()
         self.counts_4[3] += brings_M.sum()
         return self.place_S[slot_M].view(slot_TK.shape)
 
-    def copy(self, brings_M: Tensor, slot_M: Tensor, place_M: Tensor) -> None:
+    def copy_rows(self, brings_M: Tensor, slot_M: Tensor, place_M: Tensor) -> None:
         """Where `brings_M` is true, the row of the cache at its slot to its place; both have memory of one kind."""
         self.row_RC[place_M[brings_M]] = self.far_SC[slot_M[brings_M]]

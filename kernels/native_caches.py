@@ -137,13 +137,13 @@ class NativeNearRows(NearRows):
         if self._handle is None:
             of = self.far_SC, self.row_RC, self.place_S, self.slot_R, self.used_R, self.counts_4
             row = self.row_RC.shape[1] * self.row_RC.itemsize
-            sizes = row, self.count, len(self.far_SC)
+            sizes = row, self.places, len(self.far_SC)
             self._engine, self._handle = engine, _native.NearRows([x.data_ptr() for x in of], sizes)
         return self._handle
 
-    def fetch(self, rows: PagedBatch) -> Tensor:
+    def fetch_rows(self, rows: PagedBatch) -> Tensor:
         if self._handle is None:
-            return super().fetch(rows)
+            return super().fetch_rows(rows)
         slot_TK, count_T = rows.block_table_SB.contiguous(), rows.context_S.contiguous()
         place_TK, (tokens, most) = torch.zeros_like(slot_TK), slot_TK.shape
         addresses = slot_TK.data_ptr(), count_T.data_ptr()

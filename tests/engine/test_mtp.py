@@ -76,7 +76,11 @@ def test_a_layer_with_an_indexer_of_its_own_drafts(place, tiny_checkpoint, tmp_p
     save_file(tensors, folder / "model.safetensors")
     source, asked = ModelSource(str(folder), "dsa"), asked_of(random.Random(5), 12)
     plain = answered(source, place, asked, kv_blocks=40, max_batch_tokens=24)
-    assert answered(source, place, asked, "mtp:3", kv_blocks=40, max_batch_tokens=24) == plain
+    for near_rows in (0, 16):
+        drafted = answered(
+            source, place, asked, "mtp:3", kv_blocks=40, max_batch_tokens=24, kv_near_rows=near_rows
+        )
+        assert drafted == plain
     assert planned_spec(source, DraftChoice.parse("mtp")).kv_bytes_per_token(4) == 4 * (5 * 28 + 4 * 12)
 
 

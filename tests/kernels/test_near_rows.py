@@ -31,7 +31,7 @@ def played(near: NearRows, far_NBC: torch.Tensor, seed: int, device: torch.devic
     for turn in range(40):
         written = torch.tensor(draw.sample(range(SLOTS), 3))
         far_SC[written] = float(turn)
-        near.forget(torch.cat([written, torch.tensor([-1])]).to(device))
+        near.forget_rows(torch.cat([written, torch.tensor([-1])]).to(device))
         known -= {*written.tolist()}
         most = draw.choice((3, 8))
         chosen = [
@@ -45,7 +45,7 @@ def played(near: NearRows, far_NBC: torch.Tensor, seed: int, device: torch.devic
         assert sum(part.tokens for _, part in parts) == len(chosen)
         for here, part in parts:
             wanted, before = chosen[here], near.counts_4.tolist()
-            place_TK = near.fetch(part)
+            place_TK = near.fetch_rows(part)
             for token, slots in enumerate(wanted):
                 assert near.row_RC[place_TK[token, : len(slots)].long()].equal(far_SC[slots].to(device))
             found, fetched = (
@@ -57,7 +57,7 @@ def played(near: NearRows, far_NBC: torch.Tensor, seed: int, device: torch.devic
             )
             known |= {slot for slots in wanted for slot in slots}
             if len(parts) == 1:
-                near.fetch(part)
+                near.fetch_rows(part)
                 assert near.counts_4[3] == before[3] + fetched, "what was just fetched is near"
         asked += len(parts)
     assert asked > 40 and near.counts_4[2] > 0
@@ -77,6 +77,6 @@ def test_the_library_refuses_what_it_could_not_fetch() -> None:
     near = NativeNearRows(torch.zeros(12, 5, WIDTH), 8, torch.zeros(4, dtype=torch.int64))
     near.open_with(native(SETS[0], 1)._backend._engine)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="near rows: 3 tokens of 3 rows, room for 8"):
-        near.fetch(rows_of([[1], [2], [3]], 3))
+        near.fetch_rows(rows_of([[1], [2], [3]], 3))
     with pytest.raises(ValueError, match="near rows: slot 60"):
-        near.fetch(rows_of([[60]], 3))
+        near.fetch_rows(rows_of([[60]], 3))

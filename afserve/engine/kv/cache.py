@@ -219,7 +219,7 @@ class KvCache:
             raise ValueError(f"blocks: {wrong}, the cache has {self.pool.blocks}")
         parts = self._memory.memory
         if parts and isinstance(self._memory, PagedCache):
-            self._memory.forget(blocks)
+            self._memory.forget_rows(blocks)
         return CacheMemory(parts, blocks) if parts else None
 
     def clear(self, blocks: Sequence[int]) -> None:
