@@ -1,35 +1,25 @@
 """The native library under AddressSanitizer, by night UBSan too, and against unreadable pages, on random shapes."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import xxhash
 
 from afserve.kernels.isa import isas_here
+from tests.kernels.compiled import NATIVE, compile_program, digest, needs_python
 
-NATIVE = Path(__file__).parents[2] / "kernels/native"
 FUZZ = Path(__file__).with_name("fuzz_native.cpp")
-FLAGS = ["-std=c++17", "-O0", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
+FLAGS = ["-std=c++17", "-O0", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
 FLAGS += ["-fno-sanitize-recover=all", "-Wno-psabi", "-w", "-pthread"]
-# The second takes twice as long to compile.
-ADDRESS, ALL = "-fsanitize=address", "-fsanitize=address,undefined"
+# By day what is found has the names of functions; by night lines, too. It takes three times as long to compile.
+BY_DAY, BY_NIGHT = ["-fsanitize=address"], ["-fsanitize=address,undefined", "-g1"]
 FLAGS += [
     "--param",
     "asan-instrumentation-with-call-threshold=0",
 ]  # checks that are calls compile in half the time
-
-
-def needs_python(source: Path) -> bool:
-    """Whether it, or a header that it includes, is of the bindings."""
-    text = source.read_text()
-    headers = [NATIVE / name for name in re.findall(r'#include "([a-z0-9_]+\.h)"', text)]
-    return "bind" in text or any(needs_python(header) for header in headers)
 
 
 def sets_in(source: Path) -> list[str]:
@@ -49,27 +39,17 @@ def sources(all_sets: bool) -> tuple[list[Path], list[str]]:
     return [path for path in found if path not in left], [name for path in left for name in sets_in(path)]
 
 
-def digest(compiler: str, words: Iterable[str], own: Iterable[Path]) -> str:
-    """Of all that a program is made of: the library, its `own` files, and the words that it is compiled with."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    content = [path.read_bytes() for path in (*own, *sorted(NATIVE.glob("*.[ch]*")))]
-    return xxhash.xxh64_hexdigest(b"".join((version, " ".join(words).encode(), *content)))
-
-
-def build(compiler: str, sanitizers: str, compiled: list[Path], left: list[str], program: Path) -> None:
+def build(compiler: str, flags: list[str], compiled: list[Path], left: list[str], program: Path) -> None:
     """In place of those of the same kind that were built before."""
     for old in program.parent.glob(f"{program.name.partition('-')[0]}-*"):
         old.unlink()
-    others, made = program.with_suffix(".cpp"), program.with_suffix(f".{os.getpid()}")
+    others = program.with_suffix(".cpp")
     declared = "struct Isa;\nconst Isa* generic_isa();\n"
     others.write_text(declared + "".join(f"const Isa* {n}_isa() {{ return generic_isa(); }}\n" for n in left))
-    files = map(str, (FUZZ, others, *compiled))
-    command = [compiler, *FLAGS, sanitizers, f"-I{NATIVE}", *files, "-o", str(made)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "cannot find" in built.stderr and "asan" in built.stderr:
+    said = compile_program(compiler, flags, [FUZZ, others, *compiled], program)
+    if "cannot find" in said and "asan" in said:
         pytest.skip("the compiler has no AddressSanitizer library")
-    assert built.returncode == 0, built.stderr[-4000:]
-    made.replace(program)
+    assert not said, said[-4000:]
 
 
 @pytest.mark.slow
@@ -82,10 +62,11 @@ def test_no_op_reads_or_writes_outside_what_it_was_given(cache: pytest.Cache, ro
         pytest.skip("needs g++ on Linux")
     by_night = rounds > 1
     compiled, left = sources(by_night)
-    made_of = digest(compiler, [*FLAGS, ADDRESS, ALL, *isas_here()], [FUZZ])
+    flags = [*FLAGS, *(BY_NIGHT if by_night else BY_DAY)]
+    made_of = digest(compiler, [*flags, *isas_here()], [FUZZ])
     program = cache.mkdir("afserve-fuzz") / f"{'all' if by_night else 'few'}-{made_of}"
     if not program.exists():
-        build(compiler, ALL if by_night else ADDRESS, compiled, left, program)
+        build(compiler, flags, compiled, left, program)
     run = subprocess.run([str(program), str(rounds)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr[-6000:]
     fuzzed = re.findall(r"(\w+): ", run.stdout)

@@ -4,7 +4,6 @@ Debian has both tools: `apt install g++-aarch64-linux-gnu qemu-user-static`. QEM
 how long they take.
 """
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -14,11 +13,19 @@ import pytest
 
 from afserve.config import ISAS
 from tests.kernels.arm.cases import Case, kernels, save
-from tests.kernels.test_native_memory import digest, needs_python
+from tests.kernels.compiled import NATIVE, compile_program, digest, needs_python
 
-NATIVE = Path(__file__).parents[3] / "kernels" / "native"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
-FLAGS = ["-std=c++17", "-O1", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-pthread", "-w"]
+FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-pthread",
+    "-w",
+    "-static",
+]
 SETS = {  # of each processor, the best first
     "max": ["neonbf16", "neon", "generic"],  # SVE vectors of 64 bytes, which no processor with BF16 has
     "max,sve256=on": ["sve", "neonbf16", "neon", "generic"],
@@ -54,11 +61,8 @@ def program(request: pytest.FixtureRequest) -> Path:
         for old in folder.iterdir():
             old.unlink()
         sources = [path for path in NATIVE.glob("*.cpp") if not needs_python(path)]
-        made = folder / f"being-built.{os.getpid()}"
-        command = [COMPILER, "-static", *FLAGS, f"-I{NATIVE}", *map(str, [*sources, own[0]]), "-o", str(made)]
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert said.returncode == 0, said.stderr[-4000:]
-        made.replace(built)
+        said = compile_program(COMPILER, FLAGS, [*sources, own[0]], built)
+        assert not said, said[-4000:]
     return built
 
 
