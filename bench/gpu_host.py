@@ -3,9 +3,9 @@
 Launches are real up to the driver's call, and products up to the memory of their result; neither computes. Tensors are
 small and lie in host memory, so what else PyTorch does costs about what dispatching it does. One attention node over
 `--experts` expert nodes by the devices' exchange, in one process: the bundled model with `--layers` MoE layers and
-dummy weights, eight sequences. It prints processor time of the attention node and of one expert node by MoE layer, a
-layer's share of the step's own work in it, for each of `--rounds` of ten steps; with `--asked` one whenever a line
-comes in.
+dummy weights, eight sequences; an attention node of several `--devices` makes the launches of all. It prints processor
+time of the attention node and of one expert node by MoE layer, a layer's share of the step's own work in it, for each
+of `--rounds` of ten steps; with `--asked` one whenever a line comes in.
 
 `--beside` is a command that does the same, as this one in another checkout: both are asked in turns, and a row with the
 ratios of neighbours is written.
@@ -86,7 +86,7 @@ class Stubs:
         self.count += 1
 
 
-def measure(model: Path, experts: int) -> Iterator[str]:
+def measure(model: Path, experts: int, devices: int) -> Iterator[str]:
     """A line for each round."""
     from tests.cuda.test_launches import Sharing
     from tests.engine.local_cluster import LocalCluster
@@ -95,7 +95,8 @@ def measure(model: Path, experts: int) -> Iterator[str]:
     stubs = Stubs()
     source = ModelSource(str(model), "nano", load_format="dummy")
     config = EngineConfig(
-        max_model_len=300, kv_blocks=256, block_size=16, max_batch_tokens=64, micro_batches=1, device_exchange=True
+        max_model_len=300, kv_blocks=256, block_size=16, max_batch_tokens=64, micro_batches=1, device_exchange=True,
+        tensor_parallel=devices,
     )  # fmt: skip
     ops, layers = Ops(TritonBackend(CPU, H200_MULTIPROCESSORS), CPU, 1), spec_of(source).moe_layers
     cluster = LocalCluster.build(source, config, experts=experts, ops=ops, wrap=Sharing)
@@ -162,6 +163,7 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--experts", type=int, default=4)
     parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--devices", type=int, default=1, help="of the attention node")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--asked", action="store_true")
     parser.add_argument("--beside", metavar="COMMAND")
@@ -172,15 +174,16 @@ def main() -> None:
         config["num_hidden_layers"] = config["first_k_dense_replace"] + options.layers
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
-            lines = measure(Path(folder), options.experts)
+            lines = measure(Path(folder), options.experts, options.devices)
             for _ in sys.stdin if options.asked else range(options.rounds):
                 print(next(lines), flush=True)
         return
-    sizes = [f"--{name}={getattr(options, name)}" for name in ("experts", "layers")]
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("experts", "layers", "devices")]
     own = [sys.executable, "-m", "bench.gpu_host", "--asked", *sizes]
     told = compare([shlex.split(options.beside), own], options.rounds)
     row: dict[str, object] = {
-        "beside": options.name, "experts": options.experts, "layers": options.layers, "turns": len(told),
+        "beside": options.name, "experts": options.experts, "layers": options.layers, "devices": options.devices,
+        "turns": len(told),
     }  # fmt: skip
     for side, name in enumerate(("attention", "expert")):
         ratios = sorted(now[side] / beside[side] for beside, now in told)

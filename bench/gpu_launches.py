@@ -106,6 +106,8 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
         yield f"norm {hidden}", partial(ops.rms_norm, x, weight, 1e-6)
         yield f"add and norm {hidden}", partial(ops.add_rms_norm, x, x, weight, 1e-6)
     sums, bad = zeros(3, 7168, dtype=F32), zeros(3, dtype=I32)
+    for devices in (2, 4):
+        yield f"add parts of {devices} devices", partial(ops.add_parts, [zeros(3, 7168, dtype=F32)] * devices)
     yield "add sums", partial(ops.add_sums, zeros(3, 7168), sums, bad, 2)
     maps = ops.pack_linear(zeros(128, 64), None), ops.pack_linear(zeros(64, 64), None)
     yield "silu", partial(ops.mlp, zeros(1, 64), *maps)

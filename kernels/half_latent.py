@@ -1,18 +1,22 @@
-"""The attention half of an MLA layer as single ops: what `mla_half` means, and what runs where no fused one fits.
+"""The attention half of an MLA layer as single ops: what `mla_half` means, and what runs where no fused one fits; and
+halves of both kinds in parts, for several devices.
 
-It knows no backend. Shapes as in `latent.py`, T tokens.
+It knows no backend, no device and no queue. Shapes as in `latent.py`, T tokens, J gate over up.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from afserve.kernels.checks import expect_last, expect_shape
 from afserve.kernels.formats.eight_bits import is_eight
-from afserve.kernels.half import join_half, opened
+from afserve.kernels.half import join_half, opened, seen_of_ops
 from afserve.kernels.indexer import INDEX_EPS, Indexer, NearRows, as_rows, chosen_batch
 from afserve.kernels.latent import BoundMla, MlaLayer
-from afserve.kernels.layer import Half
+from afserve.kernels.layer import BoundGqa, Half
+from afserve.kernels.packed import Gating, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 
@@ -118,3 +122,40 @@ def _choose(
     weight_TJ = ops.logits(normed_TH, indexer.weights) * indexer.scale
     slot_TK = ops.choose_rows(q_TJI, weight_TJ, index_NBI, batch, indexer.top)
     return chosen_batch(batch, slot_TK, indexer.top)
+
+
+class DeviceParts:
+    """The door for what each device adds to the residual stream, float32 (T, H) of the heads or inner numbers that it
+    has, for the sum of that, and for what is behind it. `Ops` has its methods."""
+
+    def __init__(self, backend: Reference) -> None:
+        self._backend = backend
+
+    def gqa_part(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Tensor:
+        """Of a layer with grouped heads. x_TH stays as it is."""
+        seen_TAD = seen_of_ops(self._backend, x_TH, bound, batch)
+        return self._backend.logits(seen_TAD.flatten(1), bound.layer.out)
+
+    def mla_part(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Tensor:
+        """Of a layer with a latent."""
+        seen_TO = latent_seen_of_ops(self._backend, x_TH, bound, batch)
+        return self._backend.logits(seen_TO, bound.layer.out)
+
+    def mlp_part(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear, gating: Gating) -> Tensor:
+        """Of a dense FFN or a shared expert."""
+        expect_last("x_TH", x_TH, gate_up.inputs)
+        joined_TI = self._backend.steps.join_rows(gating, self._backend.linear(x_TH, gate_up))
+        return self._backend.logits(joined_TI, down)
+
+    def add_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Those of several devices, in the memory of each, on the first one's: the first two added, then the third, and
+        so on, so that a row has the same sum in every batch. The caller puts the devices' queues in order."""
+        for part_TH in parts:
+            expect_shape("parts", part_TH, parts[0].shape)
+        return self._backend.add_parts(parts)
+
+    def join_half(self, x_TH: Tensor, bound: BoundGqa | BoundMla, attended_TH: Tensor) -> Half:
+        """An attention half from its output projection on: `attended_TH`, rounded once, is added to x_TH in place; then
+        norm and router."""
+        expect_shape("attended_TH", attended_TH, x_TH.shape)
+        return join_half(self._backend, x_TH, bound.layer, attended_TH.to(x_TH.dtype))

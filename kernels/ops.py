@@ -33,8 +33,8 @@ from afserve.kernels.checks import (
 from afserve.kernels.delta import DeltaLayer, DeltaRows
 from afserve.kernels.devices.cuda import count_gpus
 from afserve.kernels.fallbacks import Fallback
-from afserve.kernels.half import half_of_ops, join_half, seen_of_ops
-from afserve.kernels.half_latent import latent_half_of_ops, latent_seen_of_ops
+from afserve.kernels.half import half_of_ops
+from afserve.kernels.half_latent import DeviceParts, latent_half_of_ops
 from afserve.kernels.indexer import NearRows
 from afserve.kernels.isa import check_isa
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
@@ -59,6 +59,9 @@ class Ops:
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
         self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
+        parts = DeviceParts(backend)
+        self.gqa_part, self.mla_part, self.mlp_part = parts.gqa_part, parts.mla_part, parts.mlp_part
+        self.add_parts, self.join_half = parts.add_parts, parts.join_half
         self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
@@ -219,23 +222,6 @@ class Ops:
         expect_shape("x_TH", x_TH, (batch.tokens, bound.layer.input_norm_H.shape[0]))
         half = None if batch.turns else self._backend.gqa_half(x_TH, bound, batch)
         return half_of_ops(self._backend, x_TH, bound, batch) if half is None else half
-
-    def gqa_part(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Tensor:
-        """Of a device that has some of a layer's heads: what they add to the residual stream, in float32. x_TH stays as
-        it is. The devices' parts become one sum, and `join_half` goes on from there."""
-        seen_TAD = seen_of_ops(self._backend, x_TH, bound, batch)
-        return self._backend.logits(seen_TAD.flatten(1), bound.layer.out)
-
-    def mla_part(self, x_TH: Tensor, bound: BoundMla, batch: PagedBatch) -> Tensor:
-        """`gqa_part` of a layer with a latent."""
-        seen_TO = latent_seen_of_ops(self._backend, x_TH, bound, batch)
-        return self._backend.logits(seen_TO, bound.layer.out)
-
-    def join_half(self, x_TH: Tensor, bound: BoundGqa | BoundMla, attended_TH: Tensor) -> Half:
-        """An attention half from its output projection on: `attended_TH`, rounded once, is added to x_TH in place; then
-        norm and router."""
-        expect_shape("attended_TH", attended_TH, x_TH.shape)
-        return join_half(self._backend, x_TH, bound.layer, attended_TH.to(x_TH.dtype))
 
     def prepare_mla(self, layer: MlaLayer) -> PreparedMla:
         """`prepare_gqa` for a layer with a latent."""

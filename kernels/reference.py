@@ -8,6 +8,7 @@ N cache blocks, B block size.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +24,7 @@ from afserve.kernels.grouped import Grouped, Groups, int8_rounded, rounded_weigh
 from afserve.kernels.indexer import NearRows, choose_rows
 from afserve.kernels.latent import BoundMla, MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
-from afserve.kernels.packed import (
-    Biases,
-    ExpertShape,
-    GgmlPacking,
-    PackedExperts,
-    PackedHeads,
-    PackedLinear,
-)
+from afserve.kernels.packed import Biases, ExpertShape, GgmlPacking, PackedExperts, PackedHeads, PackedLinear
 from afserve.kernels.paged import PagedBatch, sequences, visible
 from afserve.kernels.reference_routed import choose, sums_by_choice, sums_by_slot
 from afserve.kernels.routing import RouterRule
@@ -154,6 +148,9 @@ class Reference:
         x_TH += y_TH
         if bad_T is not None:
             bad_T.masked_fill_(~x_TH.isfinite().all(-1) & (bad_T < 0), layer)
+
+    def add_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        return reduce(torch.add, (part_TH.to(parts[0].device, non_blocking=True) for part_TH in parts))
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         x_TH += y_TH

@@ -29,7 +29,7 @@ from afserve.grammars.grammar import Compiler
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
-from afserve.models.devices.several import Devices, Joint, add_in_order
+from afserve.models.devices.several import Devices, Joint
 from afserve.models.drafters.opened import open_draft_head
 from afserve.models.experts import ExpertBank
 from afserve.models.gguf.checkpoint import GgufCheckpoint
@@ -176,7 +176,7 @@ def build_attention_node(
 
 
 def open_devices(
-    source: ModelSource, spec: ModelSpec, config: EngineConfig, ops: Ops, joint: Joint = add_in_order
+    source: ModelSource, spec: ModelSpec, config: EngineConfig, ops: Ops, joint: Joint | None = None
 ) -> Devices:
     """As many as `config` says: GPUs that follow the node's own by number, or one CPU in the place of all. Raises
     ConfigError where the model cannot be split over so many."""

@@ -132,11 +132,12 @@ SplitFfn = Callable[[Callable[[LayerTensors, Ops], Part], LayerTensors, int], Pa
 class SplitLoading:
     """How the layers of a node on several devices are loaded. `ffn` is told how one share of an FFN is and its inner
     size, and gives what all add together, or None where it is not split. `head` is told the LM head and its bias, and
-    gives what makes logits of rows; None: it is whole on the first device."""
+    gives what makes logits of rows; None: it is whole on the first device. `further` are the devices behind it."""
 
     half: LoadHalf
     ffn: SplitFfn
     head: Callable[[Tensor, Tensor | None], Part] | None
+    further: tuple[torch.device, ...]
 
 
 def norm_weights(source: WholeTensors, name: str, size: int, dtype: torch.dtype, less_one: bool) -> Tensor:

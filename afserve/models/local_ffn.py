@@ -4,7 +4,6 @@ It knows its weights and the kernels, no residual stream but what it is given. S
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,7 +53,8 @@ class LocalFfn:
         used: tuple[str, ...] = names[-projections_of(ffn.activation) :]
 
         def part(own: LayerTensors, its: Ops) -> Part:
-            return partial(_add_part, its, self._gating or Gating(), _maps(used, (inner, h), bias, own))
+            maps, gating = _maps(used, (inner, h), bias, own), self._gating or Gating()
+            return lambda normed_TH: its.mlp_part(normed_TH, *maps, gating)
 
         self._split = None if split is None else split.ffn(part, tensors, inner)
         whole = inner > 0 and self._split is None
@@ -131,12 +131,6 @@ class LocalFfn:
 
     def _normed(self, x_TH: Tensor, weight_H: Tensor) -> Tensor:
         return self._ops.rms_norm(x_TH.to(weight_H.dtype), weight_H, self._eps)
-
-
-def _add_part(ops: Ops, gating: Gating, maps: Maps, normed_TH: Tensor) -> Tensor:
-    """What one of several devices adds, in float32."""
-    gate_up, down = maps
-    return ops.logits(gating.join(ops.linear(normed_TH, gate_up)), down)
 
 
 def _gating_of(ffn: DenseSpec | MoeSpec) -> Gating | None:

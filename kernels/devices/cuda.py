@@ -1,9 +1,9 @@
 """NVIDIA's GPUs through PyTorch: queues are CUDA streams. The only file that calls `torch.cuda`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -42,6 +42,10 @@ class _CudaQueue:
         with torch.cuda.stream(self._stream):
             yield
 
+    def follow(self, other: Queue) -> None:
+        assert isinstance(other, _CudaQueue), "a queue of another kind of device"
+        self._stream.wait_stream(other._stream)
+
     def wait(self) -> None:
         self._stream.synchronize()
 
@@ -51,6 +55,7 @@ class CudaDevice:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
+        self._beside: dict[torch.device, torch.cuda.Stream] = {}  # of others, while launches are recorded
 
     def current(self) -> Queue:
         return _CudaQueue(torch.cuda.current_stream(self.where))
@@ -64,12 +69,44 @@ class CudaDevice:
     def finish(self) -> None:
         torch.cuda.synchronize(self.where)
 
-    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """A CUDA graph, with memory of its own."""
-        graph = torch.cuda.CUDAGraph()
-        with self.as_current(), torch.cuda.graph(graph):
-            launch()
-        return graph.replay
+    def record_launch(
+        self, launch: Callable[[], None], further: Sequence[torch.device] = ()
+    ) -> Callable[[], None]:
+        """A CUDA graph, with memory of its own on each device: PyTorch's graph sees to that of the first alone."""
+        graph, pools = torch.cuda.CUDAGraph(), [_pool_on(where) for where in further]
+        with self.as_current(), ExitStack() as kept:
+            for where, pool in zip(further, pools, strict=True):
+                kept.enter_context(torch.cuda.use_mem_pool(pool, where))
+            kept.enter_context(torch.cuda.graph(graph))
+            with self._forked(further):
+                launch()
+        return partial(self._replay, graph, further, pools) if further else graph.replay
+
+    @contextmanager
+    def _forked(self, further: Sequence[torch.device]) -> Iterator[None]:
+        """What is told to the other devices inside becomes a part of the graph that is recorded on this one: their
+        queues branch off from this one's, and join it again."""
+        lead = torch.cuda.current_stream(self.where)
+        streams = [self._beside.setdefault(where, torch.cuda.Stream(where)) for where in further]
+        with ExitStack() as current:
+            for stream in streams:
+                stream.wait_stream(lead)
+                current.enter_context(torch.cuda.stream(stream))
+            with self.as_current():  # each stream made its own device current
+                yield
+            for stream in streams:
+                lead.wait_stream(stream)
+
+    def _replay(
+        self, graph: torch.cuda.CUDAGraph, further: Sequence[torch.device], _pools: Sequence[object]
+    ) -> None:
+        """Behind what each device was told before, and before what it is told from now on."""
+        own, others = self.current(), [CudaDevice(where).current() for where in further]
+        for other in others:
+            own.follow(other)
+        graph.replay()
+        for other in others:
+            other.follow(own)
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         """A thread whose device is another one would begin a context there."""
@@ -85,6 +122,11 @@ class CudaDevice:
     def _unpin(self, address: int) -> None:
         self.finish()
         torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _pool_on(where: torch.device) -> torch.cuda.MemPool:
+    with torch.cuda.device(where):
+        return torch.cuda.MemPool()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +163,12 @@ def memory_of(where: torch.device) -> tuple[int, int]:
 def make_current(where: torch.device) -> None:
     """The process's, where Triton launches."""
     torch.cuda.set_device(where)
+
+
+@cache
+def reaches(where: torch.device, other: torch.device) -> bool:
+    """Whether kernels of the one read the other's memory, once rows were copied from the one to the other."""
+    return where == other or torch.cuda.can_device_access_peer(where, other)
 
 
 def all_reach(count: int) -> bool:

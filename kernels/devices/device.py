@@ -5,7 +5,7 @@ A device does later what it was told now, in the order of each queue. On a host 
 Nothing here knows what is computed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -36,6 +36,9 @@ class Queue(Protocol):
         """What is told to the device inside goes into this queue, behind what the current one has; the memory of these
         tensors stays theirs until then."""
 
+    def follow(self, other: "Queue") -> None:
+        """What it is given from now on is behind all that `other` has, also one of another device."""
+
     def wait(self) -> None:
         """Until the queue is empty."""
 
@@ -64,10 +67,12 @@ class Device(Protocol):
     def records(self) -> bool:
         """Whether `record_launch` can be asked."""
 
-    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
-        """What `launch` tells the device is recorded and not done; what is returned tells it all of that at once, in
-        the current queue, as often as it is called, over the same memory. Raises RuntimeError where something cannot be
-        recorded."""
+    def record_launch(
+        self, launch: Callable[[], None], further: Sequence[torch.device] = ()
+    ) -> Callable[[], None]:
+        """What `launch` tells the device, and `further` ones of its kind, is recorded and not done; what is returned
+        tells them all of that at once, in the current queues, as often as it is called, over the same memory. Raises
+        RuntimeError where something cannot be recorded."""
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:
         """Zeros in memory of the host that the device copies to and from by itself."""

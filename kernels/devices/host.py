@@ -1,6 +1,6 @@
 """A CPU as a device: whatever it is told is done when the call returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -28,6 +28,9 @@ class _Empty:
     def inside(self, *tensors: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def follow(self, other: Queue) -> None:
+        return
+
     def wait(self) -> None:
         return
 
@@ -50,7 +53,9 @@ class HostDevice:
     def finish(self) -> None:
         return
 
-    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def record_launch(
+        self, launch: Callable[[], None], further: Sequence[torch.device] = ()
+    ) -> Callable[[], None]:
         raise RuntimeError("a CPU does at once what it is told")
 
     def pinned(self, count: int, dtype: torch.dtype) -> Tensor:

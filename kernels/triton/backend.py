@@ -4,6 +4,7 @@ Nothing here waits for the device and every grid is an upper bound, so a step ca
 checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as in `reference.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, TypeVar, cast
 
@@ -13,16 +14,17 @@ from torch import Tensor
 import triton
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
-from afserve.kernels.devices.cuda import chip_of, make_current, numbered
+from afserve.kernels.devices.cuda import chip_of, make_current, numbered, reaches
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
 from afserve.kernels.half import routed_half
 from afserve.kernels.latent import MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.libraries.library import Libraries
-from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
+from afserve.kernels.packed import SWIGLU, Biases, ExpertShape, Gating, PackedExperts, PackedLinear
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
+from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
@@ -41,6 +43,12 @@ AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)
 CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
 
 
+class _Steps(RowSteps):
+    def join_rows(self, gating: Gating, both_TJ: Tensor) -> Tensor:
+        plain = gating == SWIGLU and both_TJ.dim() == 2 and both_TJ.stride(1) == 1
+        return triton_norm.silu_mul(both_TJ) if plain else super().join_rows(gating, both_TJ)
+
+
 class TritonBackend(LatentBackend):
     """Dense products, LayerNorm, gated delta nets, argmax, a choice of rows by keys in 8 bits and the caches' memory
     are PyTorch's by choice, which is no fallback.
@@ -50,6 +58,7 @@ class TritonBackend(LatentBackend):
     """
 
     name = "triton"
+    steps = _Steps()
 
     def __init__(
         self,
@@ -223,6 +232,11 @@ class TritonBackend(LatentBackend):
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         normed_TH = self._libraries.norm_sums(x_TH, y_TH, weight_H, eps)
         return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps) if normed_TH is None else normed_TH
+
+    def add_parts(self, parts: Sequence[Tensor]) -> Tensor:
+        """Copied here first from devices whose memory kernels of this one cannot read."""
+        read = all(reaches(self.device, part.device) for part in parts)
+        return triton_norm.add_parts(parts) if read else super().add_parts(parts)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)

@@ -1,4 +1,5 @@
-"""Triton RMSNorm, alone or after adding the residual, sums added to rows, and SwiGLU's elementwise half.
+"""Triton RMSNorm, alone or after adding the residual, sums added to rows, parts of several devices, and SwiGLU's
+elementwise half.
 
 Rounding follows the reference: the sum is rounded to its dtype before the norm reads it, the normalised value before
 the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or head size), J = 2 I.
@@ -6,12 +7,16 @@ the weight multiplies it. Shapes: T tokens (or tokens x heads), H hidden (or hea
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 import triton.language as tl
 from afserve.kernels.triton.config import FUSED
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
+
+MOST_PARTS = 8
 
 
 @launched(do_not_specialize=["rows"])
@@ -54,6 +59,30 @@ def _add_sums(x_ptr, y_ptr, bad_ptr, hidden, x_stride, layer, COLUMNS: tl.conste
 
 
 @launched
+def _add_parts(
+    a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, f_ptr, g_ptr, h_ptr, out_ptr, hidden, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Each part lies in the memory of the device that made it; there are two at least."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < hidden
+    at = tl.program_id(0).to(tl.int64) * hidden + column
+    total = tl.load(a_ptr + at, mask=inside) + tl.load(b_ptr + at, mask=inside)
+    if c_ptr is not None:
+        total += tl.load(c_ptr + at, mask=inside)
+    if d_ptr is not None:
+        total += tl.load(d_ptr + at, mask=inside)
+    if e_ptr is not None:
+        total += tl.load(e_ptr + at, mask=inside)
+    if f_ptr is not None:
+        total += tl.load(f_ptr + at, mask=inside)
+    if g_ptr is not None:
+        total += tl.load(g_ptr + at, mask=inside)
+    if h_ptr is not None:
+        total += tl.load(h_ptr + at, mask=inside)
+    tl.store(out_ptr + at, total, mask=inside)
+
+
+@launched
 def _silu_mul(x_ptr, out_ptr, inner, x_stride, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -91,6 +120,22 @@ def _adding(shape: tuple[int, int], stride: int) -> PreparedLaunch:
     rows, hidden = shape
     columns = min(1024, power_of_two(hidden))
     return PreparedLaunch(_add_sums, (rows,), (hidden, stride, 0), 2, COLUMNS=columns, **FUSED)
+
+
+def add_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Up to `MOST_PARTS` float32 (T, H), added in their order, on the first one's device, which reads the others'."""
+    first, absent = parts[0], (None,) * (MOST_PARTS - len(parts))
+    assert 2 <= len(parts) <= MOST_PARTS, f"{len(parts)} parts"
+    out_TH = torch.empty_like(first)
+    if first.numel():
+        _adding_parts(*first.shape)(*(part.contiguous() for part in parts), *absent, out_TH)
+    return out_TH
+
+
+@planned
+def _adding_parts(rows: int, hidden: int) -> PreparedLaunch:
+    columns = min(1024, power_of_two(hidden))
+    return PreparedLaunch(_add_parts, (rows, cdiv(hidden, columns)), (hidden,), COLUMNS=columns)
 
 
 def silu_mul(gate_up_TJ: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ event when it is asked for it the second time.
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -216,6 +216,9 @@ class PretendedQueue:
     def inside(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def follow(self, other: Queue) -> None:
+        return
+
     def wait(self) -> None:
         _watch().waits[f"queue at {_line().partition(':')[0]}"] += 1
 
@@ -233,7 +236,9 @@ class PretendedDevice(HostDevice):
     def queue(self, priority: int = 0) -> Queue:
         return PretendedQueue()
 
-    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def record_launch(
+        self, launch: Callable[[], None], further: Sequence[torch.device] = ()
+    ) -> Callable[[], None]:
         times: list[list[Launched]] = []
         self.recordings.append(times)
 

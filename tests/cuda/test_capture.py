@@ -12,6 +12,7 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops
+from afserve.models.devices.several import Devices
 from tests.cuda.pretend import PretendedDevice, pretended
 from tests.engine.driving import config, prompts
 from tests.families.tiny import build
@@ -22,16 +23,18 @@ STEPS = 12
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
 
 
-def node_of(folder, name, **fields):
+def node_of(folder, name, devices=1, **fields):
     from afserve.kernels.triton.backend import TritonBackend
 
-    ops = Ops(TritonBackend(DEVICE, multiprocessors=132), DEVICE, 1)
+    places = [torch.device("cuda", number) for number in range(devices)]
+    ops, *further = (Ops(TritonBackend(place, multiprocessors=132), place, 1) for place in places)
     fields = {"device": str(DEVICE), "step_graphs": True, "micro_batches": 1, **fields}
     source = ModelSource(str(folder), name)
     spec = spec_of(source)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     link = LocalBankLink(build_expert_bank(source, held, spec.experts, ops=ops))
-    return build_attention_node(source, config(**fields), link, ops=ops)
+    several = Devices(ops, further) if further else None
+    return build_attention_node(source, config(**fields), link, ops=ops, devices=several)
 
 
 def decode(node, sequences=3):
@@ -65,6 +68,31 @@ def test_a_step_can_be_recorded(name, tiny_checkpoint, tmp_path, kernels):
         for one in times[2:]:  # the one before it found the sums of the recording
             assert one == times[0]
         assert not watch.pageable
+
+
+@pytest.mark.parametrize(("name", "devices"), [("qwen3", 2), ("qwen3", 4), ("v3", 2), ("v3", 4)])
+def test_a_step_on_several_devices_is_one_recording(name, devices, tiny_checkpoint, kernels, monkeypatch):
+    """With what they add: one kernel reads it where it lies. What each device copies of a batch's integers is recorded,
+    or a replay would read those of the step that was recorded."""
+    monkeypatch.setattr("afserve.kernels.triton.backend.reaches", lambda *pair: True)
+    PretendedDevice.recordings.clear()
+    with pretended() as watch:
+        node = node_of(tiny_checkpoint(name), name, devices)
+        watch.pageable.clear()
+        decode(node)
+        (runner,) = (one._runner for one in node._micro_batches)
+        assert not runner.why and runner.replayed > 5 and not watch.pageable
+        (times,) = PretendedDevice.recordings
+        assert all(one == times[0] for one in times[2:])
+        (size,) = runner._sizes
+        table = (size.rows, *size.widths)
+        copied = [
+            shapes for operation, shapes in times[0] if operation == "aten._to_copy" and shapes[0] == table
+        ]
+        assert len(copied) == devices - 1
+    layers = spec_of(ModelSource(str(tiny_checkpoint(name)), name)).layers
+    joints = sum(kernel == "_add_parts" for kernel, _ in kernels)
+    assert joints >= layers * node.stats().steps, "once in each layer at least"
 
 
 def test_kernels_are_launched_alike_from_step_to_step(tiny_checkpoint, kernels):

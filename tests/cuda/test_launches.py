@@ -18,7 +18,13 @@ pytest.importorskip("triton")
 DEVICE = "cuda:0"
 EXPERTS = 4
 # Of a layer: grouped heads alone; a latent, and a shared expert; a state, which PyTorch's own operations move.
-MOST = {"mixtral-window": 13, "v3": 20, "qwen3-next": 76}
+MOST = {
+    ("mixtral-window", 1): 13,
+    ("v3", 1): 20,
+    ("qwen3-next", 1): 76,
+    ("mixtral-window", 2): 24,
+    ("v3", 4): 64,
+}
 MOST_EXPERT = 8
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
 
@@ -37,17 +43,21 @@ class Sharing:
         return getattr(self._end, name)
 
 
-def cluster_of(folder, name, **fields):
+def ops_of(place):
     import torch
 
     from afserve.kernels.triton.backend import TritonBackend
 
-    device = torch.device(DEVICE)
+    device = torch.device(place)
+    return Ops(TritonBackend(device, multiprocessors=132), device, 1)
+
+
+def cluster_of(folder, name, **fields):
     return LocalCluster.build(
         ModelSource(str(folder), name),
         config(device=DEVICE, device_exchange=True, **fields),
         experts=EXPERTS,
-        ops=Ops(TritonBackend(device, multiprocessors=132), device, 1),
+        ops=ops_of(DEVICE),
         wrap=Sharing,
     )
 
@@ -78,16 +88,19 @@ def of_a_layer(launched, first):
     return [launched[begin:end] for begin, end in pairwise(at)]
 
 
-@pytest.mark.parametrize("name", MOST)
-def test_a_layer_takes_few_launches_and_no_host(name, tiny_checkpoint, kernels):
-    """Over four expert nodes by the devices' exchange."""
+@pytest.mark.parametrize(("name", "devices"), MOST)
+def test_a_layer_takes_few_launches_and_no_host(name, devices, tiny_checkpoint, kernels, monkeypatch):
+    """Over four expert nodes by the devices' exchange; those of several devices of a node are counted together."""
+    monkeypatch.setattr("afserve.kernels.triton.backend.reaches", lambda *pair: True)
+    monkeypatch.setattr("afserve.engine.build.open_ops", lambda place, *_: ops_of(place))
     with pretended() as watch:
-        own, theirs = decode_step(cluster_of(tiny_checkpoint(name), name), watch)
+        cluster = cluster_of(tiny_checkpoint(name), name, tensor_parallel=devices)
+        own, theirs = decode_step(cluster, watch)
         assert watch.reads == {"aten.copy_ at host_reader.py": 1}
         assert not watch.waits and not watch.pageable
     layers = of_a_layer(own, "plan_nodes")
     assert layers
-    assert {len(layer): layer for layer in layers if len(layer) > MOST[name]} == {}
+    assert {len(layer): layer for layer in layers if len(layer) > MOST[name, devices]} == {}
     for launched in theirs:
         layers = of_a_layer(launched, "wait_boxes")
         assert layers

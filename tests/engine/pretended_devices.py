@@ -8,11 +8,11 @@ from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import build_attention_node, build_expert_bank, open_devices, spec_of
 from afserve.engine.kv.groups import KvGroup
 from afserve.kernels.ops import open_ops
-from afserve.models.devices.several import Joint, add_in_order
+from afserve.models.devices.several import Joint
 
 
 def colocated_on(
-    source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = (), joint: Joint = add_in_order
+    source: ModelSource, config: EngineConfig, groups: Sequence[KvGroup] = (), joint: Joint | None = None
 ) -> AttentionNode[LocalTicket]:
     """As `colocated`, on as many as `config` says, with another joint."""
     spec, ops = spec_of(source, config.drafts()), open_ops(config.device, config.threads)

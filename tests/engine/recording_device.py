@@ -1,6 +1,6 @@
 """A device that records, without one: what is recorded is done again, over the same memory, when it is replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,7 +17,9 @@ class RecordingDevice(HostDevice):
         self.recorded = self.replayed = 0
         self.refuses = refuses
 
-    def record_launch(self, launch: Callable[[], None]) -> Callable[[], None]:
+    def record_launch(
+        self, launch: Callable[[], None], further: Sequence[torch.device] = ()
+    ) -> Callable[[], None]:
         if self.refuses:
             raise RuntimeError(self.refuses)
         self.recorded += 1

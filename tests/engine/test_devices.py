@@ -16,7 +16,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import ConfigError
 from afserve.families.device_shares import ffn_is_split, is_split
 from afserve.kernels.ops import open_ops
-from afserve.models.devices.several import Devices, add_in_order
+from afserve.models.devices.several import Devices
 from afserve.models.halves import HeadShare
 from tests.engine.driving import BRIEF, collect, config, drive, prompts, requests
 from tests.engine.local_cluster import LocalCluster
@@ -36,7 +36,7 @@ SHORT = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
 class CountedJoint:
-    """`add_in_order` that notes the rows it was called with."""
+    """The usual one, which notes the rows it was called with."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -46,7 +46,7 @@ class CountedJoint:
         assert {(part.shape, part.dtype) for part in parts} == {(parts[0].shape, torch.float32)}
         self.rows.append(len(parts[0]))
         self.devices.add(len(parts))
-        return add_in_order(parts)
+        return open_ops("cpu").add_parts(parts)
 
 
 @pytest.fixture
@@ -193,11 +193,13 @@ def test_parts_are_added_in_the_order_of_devices():
     generator = torch.Generator().manual_seed(3)
     parts = [torch.randn((7, 33), generator=generator) * 10.0**at for at in range(4)]
     kept = [part.clone() for part in parts]
-    wanted = ((parts[0] + parts[1]) + parts[2]) + parts[3]
-    assert torch.equal(add_in_order(parts), wanted)
-    assert not torch.equal(add_in_order(parts[::-1]), wanted), "or any order would do"
+    wanted, ops = ((parts[0] + parts[1]) + parts[2]) + parts[3], open_ops("cpu")
+    assert torch.equal(ops.add_parts(parts), wanted)
+    assert not torch.equal(ops.add_parts(parts[::-1]), wanted), "or any order would do"
     assert all(map(torch.equal, parts, kept))
-    assert torch.equal(add_in_order([part[2:3] for part in parts]), wanted[2:3])
+    assert torch.equal(ops.add_parts([part[2:3] for part in parts]), wanted[2:3])
+    with pytest.raises(ValueError, match="parts"):
+        ops.add_parts([parts[0], parts[1][:2]])
 
 
 @pytest.mark.slow

@@ -138,6 +138,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.layer_norm(x, norm, norm, 1e-6)
     ops.add_rms_norm(x, x, norm, 1e-6)
     ops.add_sums(x, x.float())
+    ops.add_parts([x.float()] * 3)
     ops.add_sums(x, x, zeros(tokens, dtype=torch.int32), 7)
     ops.mlp(x, gate_up, down)
     ops.argmax(ops.logits(ops.linear(x, ops.pack_linear(zeros(hidden, hidden))), head))

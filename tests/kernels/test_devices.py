@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,18 +25,31 @@ class Runtime:
         self.log: list[object] = []
         self.registered: set[int] = set()
         self.refuses = 0
-        self.Stream = lambda where, priority=0: Stream(self, f"stream {priority}")
-        self.usual = Stream(self, "usual")
-        self.Event = Event
+        self.Stream = lambda where, priority=0: Stream(self, where, f"stream {priority}")
+        self.usual: dict[torch.device, Stream] = {}
+        self.Event, self.CUDAGraph, self.MemPool = Event, partial(Graph, self), partial(Pool, self)
 
     def current_stream(self, where: torch.device) -> "Stream":
-        return self.usual
+        return self.usual.setdefault(where, Stream(self, where, "usual"))
 
     @contextmanager
     def stream(self, stream: "Stream") -> Iterator[None]:
-        before, self.usual = self.usual, stream
+        before, self.usual[stream.device] = self.current_stream(stream.device), stream
         yield
-        self.usual = before
+        self.usual[stream.device] = before
+
+    @contextmanager
+    def graph(self, graph: "Graph") -> Iterator[None]:
+        self.log.append("record")
+        with self.stream(Stream(self, torch.device("cuda:0"), "recorded")):
+            yield
+        self.log.append("recorded")
+
+    @contextmanager
+    def use_mem_pool(self, pool: "Pool", where: torch.device) -> Iterator[None]:
+        self.log.append(f"memory of {where} from {pool.name}")
+        yield
+        self.log.append(f"usual memory of {where}")
 
     @contextmanager
     def device(self, where: torch.device) -> Iterator[None]:
@@ -57,11 +71,22 @@ class Runtime:
         self.registered.remove(address)
 
 
-class Stream:
-    device = torch.device("cuda:0")
+class Graph:
+    def __init__(self, runtime: Runtime) -> None:
+        self.replay = partial(runtime.log.append, "replay")
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
-        self.runtime, self.name, self.told, self.at = runtime, name, 0, 0
+
+class Pool:
+    """Of the device that is current."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.name = f"a pool after {runtime.log[-1]!r}"
+
+
+class Stream:
+    def __init__(self, runtime: Runtime, device: torch.device, name: str) -> None:
+        self.runtime, self.device, self.told, self.at = runtime, device, 0, 0
+        self.name = name if device.index == 0 else f"{name} of {device}"
 
     def wait_stream(self, other: "Stream") -> None:
         self.runtime.log.append(f"{self.name} behind {other.name}")
@@ -141,6 +166,39 @@ def test_memory_that_cannot_be_pinned_is_named(runtime: Runtime) -> None:
     runtime.refuses = 2
     with pytest.raises(OSError, match="64 bytes of memory cannot be pinned: 2"):
         CudaDevice(torch.device("cuda:0")).pin_pages(torch.empty(64, dtype=torch.uint8))
+
+
+def test_what_several_devices_are_told_is_one_recording(runtime: Runtime) -> None:
+    """The others' queues branch off from the first one's and join it, their memory is kept, and a replay comes behind
+    what each was told before and before what it is told then."""
+    second, device = torch.device("cuda:1"), CudaDevice(torch.device("cuda:0"))
+
+    def launch() -> None:
+        told = [device_of(where).current() for where in (device.where, second)]
+        runtime.log.append([queue._stream.name for queue in told])  # type: ignore[attr-defined]
+
+    replay = device.record_launch(launch, [second])
+    assert runtime.log == [
+        "enter cuda:1",
+        "leave",
+        "enter cuda:0",
+        "memory of cuda:1 from a pool after 'enter cuda:1'",
+        "record",
+        "stream 0 of cuda:1 behind recorded",
+        "enter cuda:0",
+        ["recorded", "stream 0 of cuda:1"],
+        "leave",
+        "recorded behind stream 0 of cuda:1",
+        "recorded",
+        "usual memory of cuda:1",
+        "leave",
+    ]
+    runtime.log.clear()
+    replay()
+    assert runtime.log == ["usual behind usual of cuda:1", "replay", "usual of cuda:1 behind usual"]
+    branches = dict(device._beside)
+    device.record_launch(launch, [second])
+    assert device._beside == branches, "or each recording takes memory of cuBLAS on another queue"
 
 
 def test_a_thread_enters_its_device(runtime: Runtime) -> None:

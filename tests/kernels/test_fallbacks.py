@@ -16,18 +16,18 @@ HALF, WARN = torch.float16, "native kernels: {} runs in PyTorch: {}"
 
 def test_every_op_of_the_native_library_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory comes from the reference, which is no computation, that LayerNorm is a step of rows, and the order of
-    latents' products; that some heads of a layer keep latents by single ops."""
+    latents' products; that some heads of a layer keep latents by single ops, and what several devices add."""
     seen, ops = Seen(monkeypatch, Reference), native("", 1)
     every_op(ops, host_batch(3, 2, 40), fp8=False)
     assert ops.fallbacks() == () and seen.names <= {
-        "empty_cache", "layer_norm", "attend_latent", "keep_latents"
+        "empty_cache", "layer_norm", "attend_latent", "keep_latents", "add_parts"
     }  # fmt: skip
 
 
 def test_what_the_library_leaves_to_pytorch_is_a_choice() -> None:
     """A backend that lost a method of its own would compare the truth with itself in every test."""
     kind = type(native("", 1)._backend)
-    assert inherited(kind) == {"layer_norm", "attend_latent", "keep_latents"}
+    assert inherited(kind) == {"layer_norm", "attend_latent", "keep_latents", "add_parts"}
 
 
 def test_float16_falls_back_op_by_op(falling: Ops, truth: Ops, caplog: pytest.LogCaptureFixture) -> None:

@@ -190,8 +190,6 @@ def test_nodes_of_both_roles_that_are_asked_for_at_once_have_gpus_of_their_own(f
     ("asked", "said"),
     [
         ({"dense_dtype": "int8"}, "and --dense-dtype: maps that are split"),
-        ({"step_graphs": True}, "and --step-graphs: "),
-        ({"device_exchange": True}, "and --device-exchange: "),
         ({"tensor_parallel": 3}, r"no 3 equal shares; use "),
         ({"device": "cuda:1"}, "--device cuda:1 is one GPU; use --device cuda"),
     ],

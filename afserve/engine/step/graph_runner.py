@@ -121,13 +121,15 @@ class GraphRunner(Generic[T]):
             known.computed = self._compute(known.padded.step)
 
         try:
-            return self._device.record_launch(launch)
+            return self._device.record_launch(launch, self._layers.model.further)
         except RuntimeError as error:  # of the device: a launch that cannot be recorded
             raise NotRecordable(str(error)) from error
 
     def _compute(self, step: StepInput) -> _Computed:
         """Raises NotRecordable where the host has to wait or to know."""
         layers = self._layers
+        for paged in (step.paged, *step.further):
+            paged.copies.clear()  # each device copies anew what `fill` wrote
         run = layers.run_layers(step, *layers.begin_step(step))
         try:
             next(run)

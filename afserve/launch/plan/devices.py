@@ -15,13 +15,11 @@ def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[st
     if count == 1:
         return
     check_split(spec, count)
-    for asked, why in (
-        (engine.dense_dtype != AUTO, "--dense-dtype: maps that are split keep the model's numbers"),
-        (engine.step_graphs, "--step-graphs: what several devices are told is not recorded"),
-        (engine.device_exchange, "--device-exchange: it is for attention nodes on one device"),
-    ):
-        if asked:
-            raise ConfigError(f"{FLAG} {count} and {why}; leave out one", param="tensor_parallel")
+    if engine.dense_dtype != AUTO:
+        raise ConfigError(
+            f"{FLAG} {count} and --dense-dtype: maps that are split keep the model's numbers; leave out one",
+            param="tensor_parallel",
+        )
     if engine.device == "cpu":
         picked["devices"] = (
             f"{count} of each attention node are pretended: one processor computes them in turn"

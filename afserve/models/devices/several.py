@@ -36,19 +36,11 @@ from afserve.models.weights import WholeTensors
 from afserve.spec import ModelSpec
 
 Joint = Callable[[Sequence[Tensor]], Tensor]
-"""Every device's float32 (T, H) part, in the order of devices and on the one that leads, becomes their sum there."""
+"""Every device's float32 (T, H) part, in the order of devices, becomes their sum on the one that leads."""
 
 BoundPart = BoundGroupedQuery | BoundLatent
 Share = TypeVar("Share")
 Read = dict[tuple[str, torch.dtype], Tensor]
-
-
-def add_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """The first two, then the third, and so on: a row has the same sum in every batch."""
-    total_TH = parts[0]
-    for part_TH in parts[1:]:
-        total_TH = total_TH + part_TH
-    return total_TH
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +63,15 @@ class ReadOnce(WholeTensors):
 class Devices:
     """All of a node's by their kernels: `lead`, the node's own, and `further` ones."""
 
-    def __init__(self, lead: Ops, further: Sequence[Ops], joint: Joint = add_in_order) -> None:
-        self._lead, self._further, self._joint = lead, further, joint
+    def __init__(self, lead: Ops, further: Sequence[Ops], joint: Joint | None = None) -> None:
+        self._lead, self._further, self._joint = lead, further, joint or lead.add_parts
         self.every = (lead, *further)
 
     def loading(self, *, split_head: bool) -> SplitLoading:
-        return SplitLoading(self._load_half, self._split_ffn, self._split_head if split_head else None)
+        further = tuple(one.device for one in self._further)
+        return SplitLoading(
+            self._load_half, self._split_ffn, self._split_head if split_head else None, further
+        )
 
     def _load_half(
         self, spec: ModelSpec, tensors: LayerTensors, ops: Ops, rope: Rotary, router: Router | None
@@ -112,20 +107,35 @@ class Devices:
                 bias_O = None if own_V is None else own_V.to(ops.device)
                 head = Dense(ops, head_VH.dtype).linear(own_VH.to(ops.device, copy=True), bias_O=bias_O)
                 parts.append(partial(ops.logits, packed=head))
-        return lambda x_RH: torch.cat(self._of_each(x_RH, parts), -1)
+        lead = self._lead.device
+
+        def scored(x_RH: Tensor) -> Tensor:
+            found = self._of_each(x_RH, parts)
+            return torch.cat([logits_RO.to(lead, non_blocking=True) for logits_RO in found], -1)
+
+        return scored
 
     def sum_parts(self, x_TH: Tensor, parts: Sequence[Part]) -> Tensor:
-        return self._joint(self._of_each(x_TH, parts))
+        """The first device reads what lies with the others: when they have made it, and before they write there again.
+        One process tells all of them, so places in their queues are enough; no kernel waits for another one's flag."""
+        sums = self._of_each(x_TH, parts)
+        own, *others = (device_of(ops.device).current() for ops in self.every)
+        for other in others:
+            own.follow(other)
+        sum_TH = self._joint(sums)
+        for other in others:
+            other.follow(own)
+        return sum_TH
 
     def _of_each(self, x_TH: Tensor, parts: Sequence[Part]) -> list[Tensor]:
-        """On the first device. Rows are on their way to all before the first is told its part, so that none waits."""
-        lead = self._lead.device
+        """Each in its device's memory. Rows are on their way to all before the first is told its part, so that none
+        waits."""
         there = [x_TH.to(one.device, non_blocking=True) for one in self._further]
         sums = [parts[0](x_TH)]
         for one, part, own_TH in zip(self._further, parts[1:], there, strict=True):
             with device_of(one.device).as_current():
                 sums.append(part(own_TH))
-        return [sum_TH.to(lead, non_blocking=True) for sum_TH in sums]
+        return sums
 
     def _load_shares(self, load: Callable[[LayerTensors, Ops], Share], tensors: LayerTensors) -> list[Share]:
         """One a device, loaded while that is the current one."""

@@ -104,9 +104,12 @@ def cluster(source):
         one.close()
 
 
-@pytest.mark.parametrize(("attention", "experts"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 3)])
-def test_the_same_tokens_as_alone(cluster, source, alone, attention, experts):
-    nodes = cluster(contiguous(source, experts), attention, lambda: settings(micro_batches=2))
+@pytest.mark.parametrize(
+    ("attention", "experts", "devices"), [pytest.param(1, 1, 1, marks=pytest.mark.long), (2, 3, 2)]
+)
+def test_the_same_tokens_as_alone(cluster, source, alone, attention, experts, devices):
+    made = settings(micro_batches=2, tensor_parallel=devices)
+    nodes = cluster(contiguous(source, experts), attention, lambda: made)
     assert nodes.run() == alone
     layers = layout_of(source, nodes.config, nodes.plan).exchange
     for link in nodes.links:

@@ -1,8 +1,13 @@
 """RMSNorm, its residual form and SwiGLU against float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from afserve.kernels.reference import Reference
+from afserve.kernels.triton import backend
+from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.norm import add_rms_norm, rms_norm, silu_mul
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -46,6 +51,20 @@ def test_add_rms_norm(device, close, dtype, shape):
     out = add_rms_norm(total, residual.to(device), weight.to(device), 1e-6)
     assert torch.equal(total.cpu(), (x.float() + residual.float()).to(dtype))  # in place
     close(out, truth(total.cpu(), weight))
+
+
+@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize(("devices", "shape"), [(2, (0, 8)), (2, (5, 74)), (4, (3, 2500)), (8, (1, 16))])
+def test_parts_of_devices_are_added_as_by_the_reference(device, monkeypatch, devices, shape, reached):
+    """In their order, and bit by bit; also where a device cannot read the others' memory, by copies."""
+    asked, ops = [], TritonBackend(device, 2)
+    monkeypatch.setattr(backend, "reaches", lambda *pair: asked.append(pair) or reached)
+    generator = torch.Generator().manual_seed(5)
+    parts = [torch.randn(shape, generator=generator) * 10.0**at for at in range(devices)]
+    there = [part.to(device) for part in parts]
+    wanted = Reference.add_parts(SimpleNamespace(), parts)
+    assert torch.equal(ops.add_parts(there).cpu(), wanted) and asked
+    assert all(torch.equal(part.cpu(), own) for part, own in zip(there, parts, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -27,6 +27,7 @@ def decode_step(ops: TritonBackend, tokens: int, experts: Any, fp8: Any) -> None
     x, norm = zeros(tokens, 7168), zeros(7168)
     ops.add_rms_norm(x, x, norm, 1e-6)
     ops.rms_norm(x, norm, 1e-6)
+    ops.add_parts([x.float()] * 4)
     for layer in (0, 1, 16):
         ops.add_sums(x, x.float(), zeros(tokens, dtype=torch.int32), layer)
     chosen = ops.route(x, zeros(256, 7168), zeros(256, dtype=torch.float32), RULE)
