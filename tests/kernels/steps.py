@@ -141,6 +141,7 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
     ops.add_parts([x.float()] * 3)
     ops.add_sums(x, x, zeros(tokens, dtype=torch.int32), 7)
     ops.mlp(x, gate_up, down)
+    ops.mlp_part(x, gate_up, down, Gating())
     ops.argmax(ops.logits(ops.linear(x, ops.pack_linear(zeros(hidden, hidden))), head))
     ops.linear_heads(q, ops.pack_heads(zeros(4, 20, 16)))
     ops.steps.open_rows(zeros(tokens, 4, 16), zeros(tokens, 4))
