@@ -15,16 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from afserve.cli.bench.calibrate import Grid
 from afserve.cli.bench.case import Case
 from afserve.cli.plan.catalog import read_lines
-
-if TYPE_CHECKING:
-    from afserve.doors.llm import LLM
 
 LAYOUTS = ((0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 1), (1, 1, 1))
 """Nodes that only compute prompts, attention nodes, expert nodes; 0 expert nodes are colocated."""
@@ -33,10 +29,9 @@ PROMPT_APART = 64  # four blocks to hand over
 ANSWER_APART = 512
 """Prompts that are read elsewhere come one after the other while others decode, a second or more until the last of 64;
 shorter answers would be complete before all decode together."""
-_TOLD_WITHIN = 20  # seconds
 PACE = "pace"
 _OFTEN, _PRODUCTS = 0.5, 25  # seconds; of the same work each time
-SHORT = Grid(contexts=(96, 256), steps=3, calls=6, turns=3, rounds=1)
+SHORT = Grid(contexts=(96, 256), steps=3, calls=6, turns=3)
 
 Row = dict[str, object]
 
@@ -142,7 +137,7 @@ def one_round(case: Case, micro_batches: int, threads: int, grid: Grid) -> Itera
 
 
 def drafted_round(case: Case, threads: int, grid: Grid, drafts: Sequence[str]) -> Iterator[Row]:
-    """A calibration, which knows no drafts, and colocated runs."""
+    """A calibration and colocated runs."""
     yield from calibration(case.model, threads, grid)
     for draft in ("off", *drafts):
         yield from (asdict(run) for run in drafted_runs(replace(case, threads=threads), draft))
@@ -178,7 +173,7 @@ def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: 
     prefill, attention, experts = layout
     shape = Shape(not experts, attention, experts or None, str(micro_batches), prefill, share_cores=False)
     if prefill:
-        case = replace(case, prompt_len=PROMPT_APART, output_len=ANSWER_APART)
+        case = replace(case, prompt_len=PROMPT_APART, output_len=ANSWER_APART, repeats=1)
     before = pace()
     for row in measure(replace(case, threads=threads), shape):
         assert row.tpot is not None, "every sequence has more than one token"
@@ -199,48 +194,30 @@ def runs(case: Case, layout: tuple[int, int, int], micro_batches: int, threads: 
 
 
 def drafted_runs(case: Case, draft: str) -> Iterator[Measured]:
-    """Colocated, all sizes on one start."""
-    from afserve.cli.bench.figures import figures
-    from afserve.cli.bench.ours import Shape, run_batch
+    """Colocated, all sizes on one start; medians as in `measure`."""
+    from afserve.cli.bench.drafted import drafted_turns
 
     assert case.threads is not None, "a round gives them"
-    with Shape(colocated=True, attention=1, share_cores=False, draft=draft).llm(case) as llm:
-        run_batch(llm, case, 2, seed=-1)
-        for batch in case.batches:
-            before, started = _verified(llm), pace()
-            found = figures(run_batch(llm, case, batch, seed=0))
-            drafted, right = (now - then for now, then in zip(_verified(llm), before, strict=True))
-            yield Measured(
-                attention=1,
-                experts=0,
-                micro_batches=1,
-                threads=case.threads,
-                batch=batch,
-                context=case.prompt_len + case.output_len / 2,
-                tpot_ms=found.tpot * 1e3,
-                tok_s=found.tokens_per_second or batch / found.tpot,
-                draft=draft,
-                yielded=1 + right / drafted if drafted else 1.0,
-                pace=(started + pace()) / 2,
-            )
-
-
-def _verified(llm: "LLM") -> tuple[int, int]:
-    """Drafts that were verified since the start, and their tokens that were right, once the node has told of its last
-    step: nothing changes for a second. Raises TimeoutError where it goes on changing."""
-    from afserve.member import attention_node
-
-    told, since, deadline = (-1, -1), time.monotonic(), time.monotonic() + _TOLD_WITHIN
-    while time.monotonic() - since < 1:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the node's counts still change {_TOLD_WITHIN} s after its last request")
-        member = llm.run.controller.members.last_at(attention_node(0))
-        assert member is not None and member.stats is not None, "it serves"
-        now = member.stats.drafts.verified, member.stats.drafts.accepted
-        if now != told:
-            told, since = now, time.monotonic()
-        time.sleep(0.05)
-    return told
+    found: dict[int, list[Measured]] = {}
+    before = pace()
+    for turn in drafted_turns(case, draft):
+        after = pace()
+        run = Measured(
+            attention=1,
+            experts=0,
+            micro_batches=1,
+            threads=case.threads,
+            batch=turn.requests,
+            context=case.prompt_len + case.output_len / 2,
+            tpot_ms=turn.figures.tpot * 1e3,
+            tok_s=turn.figures.tokens_per_second or turn.requests / turn.figures.tpot,
+            draft=draft,
+            yielded=turn.yielded,
+            pace=(before + after) / 2,
+        )
+        found.setdefault(turn.requests, []).append(run)
+        before = after
+    yield from map(middle, found.values())
 
 
 def middle(runs: Iterable[Measured]) -> Measured:

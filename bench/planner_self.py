@@ -7,12 +7,12 @@
 Layouts are colocated, AFD, and AFD with prompts on a node of their own, which hands their KV over and is idle while
 the batch decodes. Each is typed as `afserve plan` arguments, with a calibration as --engine, and judged on the printed
 JSON. Nothing is fitted to the measured runs. A calibration serves a few batches itself: colocated, with one node of
-each kind, and with a process more than cores of either kind. Prompts apart are in no calibration, and neither are the
-contexts of the runs and 8, 32 and 64 requests. Drafts are in no calibration either: a plan with drafts is told how many
-tokens a step yielded, and says how long it takes. The rate is that of the steady state, while the whole batch decodes;
-TPOT is what a client saw, median over requests. Calibrations and runs take turns (`planner_rounds.py`): all rows of
-equal threads are one calibration, and runs count by their medians, each at the pace that the machine had in the
-calibrations. The threads of a run are taken.
+each kind, with a process more than cores of either kind, and with drafts where the model has a layer for them. Prompts
+apart are in no calibration, and neither are the contexts of the runs and 8, 32 and 64 requests. A plan with drafts is
+told how many tokens a step yielded, and says how long it takes. The rate is that of the steady state, while the whole
+batch decodes; TPOT is what a client saw, median over requests. Calibrations and runs take turns (`planner_rounds.py`):
+all rows of equal threads are one calibration, and runs count by their medians, each at the pace that the machine had in
+the calibrations. The threads of a run are taken.
 """
 
 import argparse
@@ -123,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="the checkpoint folder that is calibrated and runs")
     parser.add_argument("--record", required=True, type=Path, help="the file of rounds")
     parser.add_argument("--rounds", type=int, default=0, help="measure so many more, about two minutes each")
+    parser.add_argument("--turns", type=int, default=3, help="each run so often in a round, medians")
     parser.add_argument("--batch", default="1,8,32,64", help="requests at a time, comma-separated")
     parser.add_argument("--output-len", type=int, default=96)
     parser.add_argument("--micro-batches", type=int, default=2, help="of the disaggregated layouts")
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.rounds:
         batches = tuple(int(batch) for batch in given.batch.split(","))
-        case = Case(given.model, batches, PROMPT, given.output_len, 1)
+        case = Case(given.model, batches, PROMPT, given.output_len, given.turns)
         drafts = tuple(filter(None, given.draft.split(",")))
         append_rounds(given.record, given.rounds, case, given.micro_batches, cores(), SHORT, drafts)
     record = read_record(given.record)

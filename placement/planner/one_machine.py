@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from afserve.placement.planner.cores import CoreStages, step_seconds
-from afserve.placement.planner.perf.calibration import bend_through
+from afserve.placement.planner.perf.calibration_served import bend_through
 from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.halves import expert_half
 from afserve.placement.planner.perf.hardware import Hardware

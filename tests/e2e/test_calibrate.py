@@ -28,8 +28,19 @@ from bench.planner_rounds import LAYOUTS, Measured, Record, append_rounds, middl
 from bench.planner_self import judged_all, main, summaries
 from tests.patching import patch_library
 
-TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1)
-PARTS = {"attention", "step", "exchange", "kernel", "answer", "experts", "gateway", "control", "run"}
+TINY = Grid((1, 2, 3), (24,), 128, 4, 4, 2, (1, 2, 3), (2,), 16, 24, 1, (1,))
+PARTS = {
+    "attention",
+    "step",
+    "exchange",
+    "kernel",
+    "answer",
+    "experts",
+    "gateway",
+    "control",
+    "run",
+    "drafts",
+}
 WHOLE = "whole"
 BESIDE = {"attention beside", "experts beside"}
 

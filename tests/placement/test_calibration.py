@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ from afserve.cli.main import run
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.errors import ConfigError
 from afserve.placement.planner.perf.attention import Precision, attention_step
-from afserve.placement.planner.perf.calibration import bend_through, fit_calibration, read_calibration
+from afserve.placement.planner.perf.calibration import fit_calibration, read_calibration
+from afserve.placement.planner.perf.calibration_served import bend_through
 from afserve.placement.planner.perf.curve import CurveSet
+from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafts
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.ffn import distinct_targets, expert_layer, transfer
 from afserve.placement.planner.perf.setting import Setting
@@ -266,6 +269,32 @@ def test_a_ratio_is_as_flat_as_noise_allows() -> None:
     assert 0.95 < low < high < 1.1
     steep = dict(bend_through([(2.0**n, 2.0 ** (0.2 * n)) for n in range(-3, 10)]))
     assert steep[512] / steep[1] == pytest.approx(2.0 ** (0.2 * 9), rel=0.15)
+
+
+@pytest.mark.slow
+def test_steps_with_drafts_are_measured_by_themselves() -> None:
+    """A step that verifies takes 2 ms and 0.1 ms a request over its stages; what runs without drafts took is none of
+    its, nor is it of them."""
+    one, requests = np.ones(1), np.array([1.0, 8.0, 64.0])
+    setting = Setting(SHAPE, fitted(), fixed_context(96), WIDTH, Routing())
+
+    def of(asked: Setting, drafts: int) -> np.ndarray:
+        more = replace(asked, drafts=Drafts(DRAFTERS["mtp"], drafts, 1.0) if drafts else NO_DRAFTS)
+        return colocated_stages(more, CHIP, 1, 1, one, requests).iteration
+
+    rows = [
+        {"part": "drafts", "requests": n, "context": 96, "drafts": drafts, "seconds": step + 2e-3 + 1e-4 * n}
+        for drafts in (1, 3)
+        for n, step in zip((1, 8, 64), of(setting, drafts).tolist(), strict=True)
+    ]
+    run = {"part": "run", "requests": 8, "context": 96, "attention": 1, "experts": 0}
+    run["seconds"] = 2 * float(of(setting, 0)[1])
+    drafted = Setting(SHAPE, fitted(*rows, run), fixed_context(96), WIDTH, Routing())
+    for drafts in (1, 2, 3):
+        assert of(drafted, drafts) - of(setting, drafts) == pytest.approx(2e-3 + 1e-4 * requests, rel=0.2)
+    assert of(drafted, 0) / of(setting, 0) == pytest.approx(2.0, rel=1e-3)
+    with pytest.raises(ConfigError, match="drafts must be"):
+        fitted(rows[0] | {"drafts": 1.5})
 
 
 @pytest.mark.slow

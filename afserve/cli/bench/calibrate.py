@@ -2,9 +2,9 @@
 
 The rows are: attention halves and whole steps by requests and context; expert calls by rows and distinct experts;
 exchanges between two processes by size; the same in steps that are one native call, where nodes take them so; what the
-control plane adds to a step; how much cores slow each other down; served runs of the smallest deployments; and how much
-the machine itself changed meanwhile. Everything is measured in
-turns, so that a slow second of the machine is in no size alone. Nothing here is a prediction.
+control plane adds to a step; served steps with drafts, where the checkpoint has a layer that predicts them; how much
+cores slow each other down; served runs of the smallest deployments; and how much the machine itself changed meanwhile.
+Everything is measured in turns, so that a slow second of the machine is in no size alone. Nothing here is a prediction.
 """
 
 import json
@@ -62,7 +62,7 @@ _CROWDED = 4  # cores: on more of them nobody starts more node processes than th
 class Grid:
     """Sizes to measure, each `turns` times: so many `steps`, or expert `calls`. `tokens` at most in all caches. Served
     runs have `served` sequences at once where experts are in the same process, `apart` where they are not, `rounds`
-    times each."""
+    times each; those with drafts, `drafted` tokens each, half as often."""
 
     requests: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (96, 256, 1024)
@@ -75,6 +75,7 @@ class Grid:
     prompt: int = 32
     output: int = 32
     rounds: int = 3
+    drafted: tuple[int, ...] = (1, 3)
     isa: str = AUTO
 
     @property
@@ -90,7 +91,7 @@ class Grid:
                     yield requests, context
 
 
-SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1)
+SMALL = Grid((1, 2, 4), (24, 40), 128, 6, 4, 1, (1, 2, 3), (2,), 16, 28, 1, (1,))
 
 
 @click.command()
@@ -201,6 +202,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     """What follows from one engine in this process, and nodes beside it for the exchange."""
     import torch
 
+    from afserve.cli.bench.drafted import drafted_rows
     from afserve.cli.bench.neighbour import beside_rows
     from afserve.cli.bench.stages import WARM, AttentionPoint, AttentionSide, ExpertCalls
     from afserve.kernels.ops import open_ops
@@ -238,6 +240,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     yield from exchanges(engine, grid, took)
     yield from wholes(engine, grid, {p.requests: median(p.halves) for p in reversed(points)})
     yield from serving(engine, bank, grid, control(model, threads, grid))
+    yield from drafted_rows(source, model, threads, grid)
     if threads == 1:
         yield from deployments(model, grid)
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps, grid.turns)

@@ -17,7 +17,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.isa import used_isa
 from afserve.member import Role
 
-_WARM_UP = 2
+WARM_UP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def measure(case: Case, shape: Shape) -> Iterator[BenchRow]:
     begin = time.perf_counter()
     with llm:
         ready = time.perf_counter() - begin
-        run_batch(llm, case, _WARM_UP, seed=-1)
+        run_batch(llm, case, WARM_UP, seed=-1)
         for batch in case.batches:
             runs = [figures(run_batch(llm, case, batch, seed)) for seed in range(case.repeats)]
             deployment, engine = llm.topology.deployment, llm.topology.deployment.engine
@@ -96,7 +96,7 @@ def in_turns(case: Case, shape: Shape) -> Iterator[Turn]:
     """On one start, all sizes in turn, as often as the case repeats. Nodes are parked while the caller holds on to what
     it was given."""
     with shape.llm(case) as llm:
-        run_batch(llm, case, _WARM_UP, seed=-1)
+        run_batch(llm, case, WARM_UP, seed=-1)
         for seed in range(case.repeats):
             for batch in case.batches:
                 used = time.process_time()

@@ -10,6 +10,7 @@
     {"part": "control", "requests": 8, "seconds": 3.0e-4, "served": 4.1e-3}   what serving adds to a step of a node
     {"part": "gateway", "requests": 8, "seconds": 4.0e-4}                     the gateway's own work for that step
     {"part": "run", "requests": 8, "context": 84, "attention": 1, "experts": 0, "seconds": 4.1e-3}    a served run
+    {"part": "drafts", "requests": 8, "context": 96, "drafts": 3, "seconds": 7.2e-3}     a served step with drafts
     {"part": "beside", "stage": "experts", "alone": 3.1e-4, "seconds": 4.2e-4}     that stage while another core is busy
 
 `rows` counts row-expert pairs, `active` the distinct experts among them. `experts` of a run
@@ -39,6 +40,7 @@ from afserve.placement.planner.perf.calibration_links import (
     link,
     serving,
 )
+from afserve.placement.planner.perf.calibration_served import drafted, served_bend
 from afserve.placement.planner.perf.curve import Curve, CurveSet
 from afserve.placement.planner.perf.experts import Routing, active_experts
 from afserve.placement.planner.perf.ffn import expert_layer
@@ -47,7 +49,6 @@ from afserve.placement.planner.perf.fit import Fit, fit_positive
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.shape import ModelShape
-from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context
 
 Array = NDArray[np.float64]
@@ -62,20 +63,20 @@ _FIELDS = {
     "control": ("requests",),
     "gateway": ("requests",),
     "run": ("requests", "context", "attention", "experts"),
+    "drafts": ("requests", "context", "drafts"),
     "attention beside": ("alone",),
     "experts beside": ("alone",),
 }
 _MORE = ("served", "micro_batches")  # beside `control`: the seconds of the whole step; beside `run`
-_LEAST_OF = {"requests": 1.0, "attention": 1.0, "peers": 1.0, "micro_batches": 1.0} | dict.fromkeys(
-    ("alone", "half", "kernel"), 1e-9
-)
-_NODES = ("attention", "experts", "micro_batches")
-_MOST_NODES = 8  # of either kind that one machine's calibration serves with; and micro-batches
-_NOISE, _TILT = (
-    0.1,
-    0.05,
-)  # of a run's log seconds; and how far its ratio changes with each doubling of requests
-_REFERENCE = 8.0  # requests: the middle of what is measured
+_LEAST_OF = {
+    "requests": 1.0,
+    "drafts": 1.0,
+    "attention": 1.0,
+    "peers": 1.0,
+    "micro_batches": 1.0,
+} | dict.fromkeys(("alone", "half", "kernel"), 1e-9)
+_WHOLE = ("attention", "experts", "micro_batches", "drafts")
+_MOST = 8  # nodes of either kind that one machine's calibration serves with; and micro-batches, and drafts
 _SHARE = 3.0
 """Of the log share of a peak: two cores of a virtual machine reach a thirtieth of what the chip file's host does, and a
 kernel without the instructions that it counts on another thirtieth of that."""
@@ -112,8 +113,8 @@ def read_calibration(source: str, lines: Sequence[str]) -> dict[str, list[Mappin
 
 def _number(fields: TableFields, name: str) -> float:
     value = fields.number(name, least=_LEAST_OF.get(name, 0.0))
-    if name in _NODES and (value != int(value) or value > _MOST_NODES):
-        raise fields.refuse(name, f"must be a whole number up to {_MOST_NODES}")
+    if name in _WHOLE and (value != int(value) or value > _MOST):
+        raise fields.refuse(name, f"must be a whole number up to {_MOST}")
     return value
 
 
@@ -164,15 +165,17 @@ def fit_calibration(
             curves[f"{stage}_beside"] = Curve(
                 0.0, 1.0, 1.0, bend=((1.0, max(1.0, float(np.median(longer)))),)
             )
+    stages = CurveSet(source, dict(curves), 0.0)
+    stages.whole = CurveSet(source, curves | whole, 0.0) if whole else None
+    known = Setting(shape, stages, fixed_context(1.0), precision, Routing())
     for name, experts in (("served", 0.0), ("served_apart", 1.0)):
         runs = [row for row in rows["run"] if row["experts"] == experts and row["attention"] == 1]
         if experts and whole:
             runs = [row for row in runs if min(row.get("micro_batches", 1.0), row["requests"]) > 1]
         if runs:
-            stages = CurveSet(source, curves, 0.0)
-            stages.whole = CurveSet(source, curves | whole, 0.0) if whole else None
-            known = Setting(shape, stages, fixed_context(1.0), precision, Routing())
             curves[name] = Curve(0.0, 1.0, 1.0, rows=len(runs), bend=served_bend(runs, known, chip))
+    if len(rows["drafts"]) >= LEAST:
+        curves["drafted"] = drafted(rows["drafts"], known, chip)
     spread = float(np.hypot(attention.spread, curves["experts"].spread) / 2)
     most = (
         float(column(rows["attention"], "requests").max()),
@@ -189,35 +192,6 @@ def _halves(rows: Sequence[Mapping[str, float]]) -> dict[float, float]:
     """Seconds of a layer's attention half by requests, at the shortest context of each."""
     longest_first = sorted(rows, key=lambda row: -row["context"])
     return {row["requests"]: row["seconds"] for row in longest_first}
-
-
-def served_bend(
-    runs: Sequence[Mapping[str, float]], setting: Setting, chip: Hardware
-) -> tuple[tuple[float, float], ...]:
-    """What served runs took over what their stages say, at 1 request and at the most that ran."""
-    ratios = []
-    for run in runs:
-        context = replace(setting, workload=fixed_context(run["context"]))
-        one, requests, m = np.ones(1), run["requests"], int(min(run.get("micro_batches", 1), run["requests"]))
-        batch = np.array([requests / m])
-        if run["experts"]:
-            found = afd_stages(context, chip, chip, 1, m, one, one, batch)
-        else:
-            found = colocated_stages(context, chip, 1, m, one, batch)
-        ratios.append((requests, run["seconds"] / float(found.tpot[0])))
-    return bend_through(ratios)
-
-
-def bend_through(ratios: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """A ratio for all sizes from (requests, ratio) of some: a line of its logarithm over that of requests, as flat as
-    noise of 10 % allows. One row says a factor and hardly a slope."""
-    size = np.log2(np.array([requests for requests, _ in ratios]) / _REFERENCE)
-    ratio = np.log(np.array([ratio for _, ratio in ratios]))
-    columns = np.stack([np.ones_like(size), size], axis=1)
-    pull = np.diag([0.0, (_NOISE / _TILT) ** 2])
-    level, slope = np.linalg.solve(columns.T @ columns + pull, columns.T @ ratio)
-    ends = (1.0, max(2.0, *(requests for requests, _ in ratios)))
-    return tuple((end, float(np.exp(level + slope * np.log2(end / _REFERENCE)))) for end in ends)
 
 
 def _attention(

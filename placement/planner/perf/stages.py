@@ -141,7 +141,7 @@ def colocated_stages(
     One rank: experts are split over its devices and the sum is one all-reduce. Several: all-to-all both ways, every
     chosen device gets its own copy (low-latency kernels). Two micro-batches overlap transfers with compute, but their
     send and receive kernels still take device time. afserve's own steps are one native call, where a calibration has
-    measured them.
+    measured them; those that verify drafts are measured by themselves.
     """
     setting, devices = setting.in_one_call, ranks * tensor_parallel
 
@@ -152,7 +152,13 @@ def colocated_stages(
     prompt = prompt_seconds(setting, chip, chip, tensor_parallel, ranks, devices)
     prompt = prompt[0] + prompt[1], 0.0 * prompt[1]
     factor = colocated_factor(setting, chip, ranks, ranks * batch * micro_batches, devices)
-    factor = factor * _served(setting, "served", batch * micro_batches)
+    drafted = setting.decode_curves.curves.get("drafted") if setting.drafts.tokens else None
+    if drafted is None:
+        factor = factor * _served(setting, "served", batch * micro_batches)
+    else:
+        more = (drafted.launch + drafted.per_group * batch * micro_batches) / drafted.scale
+        parts = replace(parts, outside=parts.outside + more / micro_batches, step=parts.step + more)
+        factor = factor * drafted.scale
     return _finish(setting, parts, prompt, micro_batches * batch, factor, ranks)
 
 
