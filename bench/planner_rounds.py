@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -107,39 +108,29 @@ def append_rounds(
     grid: Grid,
     drafts: Sequence[str] = (),
 ) -> None:
-    """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout. drafts: colocated
-    only, without drafts and with each of these, such as mtp:2."""
+    """Measures `count` rounds and appends each when it is whole. threads: of the colocated layout. drafts: such as
+    mtp:2, colocated too."""
     from afserve.launch.plan.models import find_model
 
     done = len(read_record(record).rounds) if record.exists() else 0
     with TemporaryDirectory() as scratch:
         found = find_model(case.model, Path(scratch))
         for number in range(done, done + count):
-            measured = (
-                drafted_round(case, threads, grid, drafts)
-                if drafts
-                else one_round(case, micro_batches, threads, grid)
-            )
-            rows = [row | {"round": number} for row in measured]
+            parts = (part(case, each, micro_batches, threads, grid, drafts) for each in sorted({1, threads}))
+            rows = [row | {"round": number} for row in chain.from_iterable(parts)]
             with record.open("a") as file:
                 file.write("".join(json.dumps(row | {"model": found.name}) + "\n" for row in rows))
 
 
-def one_round(case: Case, micro_batches: int, threads: int, grid: Grid) -> Iterator[Row]:
-    """Each calibration before the layouts that it is of."""
-    for each in dict.fromkeys((1, threads)):
-        yield from calibration(case.model, each, grid)
-        for layout in LAYOUTS:
-            if each == (1 if layout[2] else threads):
-                yield from (
-                    asdict(run) for run in runs(case, layout, micro_batches if layout[2] else 1, each)
-                )
-
-
-def drafted_round(case: Case, threads: int, grid: Grid, drafts: Sequence[str]) -> Iterator[Row]:
-    """A calibration and colocated runs."""
-    yield from calibration(case.model, threads, grid)
-    for draft in ("off", *drafts):
+def part(
+    case: Case, each: int, micro_batches: int, threads: int, grid: Grid, drafts: Sequence[str]
+) -> Iterator[Row]:
+    """Of a round: a calibration with `each` threads, and the layouts that it is of."""
+    yield from calibration(case.model, each, grid)
+    for layout in LAYOUTS:
+        if each == (1 if layout[2] else threads):
+            yield from (asdict(run) for run in runs(case, layout, micro_batches if layout[2] else 1, each))
+    for draft in drafts if each == threads else ():
         yield from (asdict(run) for run in drafted_runs(replace(case, threads=threads), draft))
 
 

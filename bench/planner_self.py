@@ -2,7 +2,7 @@
 
     python -m bench.planner_self --model DIR --record FILE --rounds 2      measures two rounds, appends them, judges all
     python -m bench.planner_self --model DIR --record FILE [--save]        judges what is there
-    python -m bench.planner_self --model nano --draft mtp:1,mtp:3 --record OTHER --rounds 2     colocated, with drafts
+    python -m bench.planner_self --model nano --draft mtp:1,mtp:3 --record FILE --rounds 2      with drafts, too
 
 Layouts are colocated, AFD, and AFD with prompts on a node of their own, which hands their KV over and is idle while
 the batch decodes. Each is typed as `afserve plan` arguments, with a calibration as --engine, and judged on the printed
@@ -127,7 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", default="1,8,32,64", help="requests at a time, comma-separated")
     parser.add_argument("--output-len", type=int, default=96)
     parser.add_argument("--micro-batches", type=int, default=2, help="of the disaggregated layouts")
-    parser.add_argument("--draft", default="", help="colocated with each of these METHOD:N, comma-separated")
+    parser.add_argument(
+        "--draft", default="", help="colocated with each of these METHOD:N too, comma-separated"
+    )
     parser.add_argument("--save", action="store_true", help="keep the judged rows in bench/results")
     given = parser.parse_args(arguments)
     if given.rounds:

@@ -173,25 +173,15 @@ def test_every_layout_is_asked_for_and_judged(calibration: Path) -> None:
 def test_real_rounds_beside_their_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = tmp_path / "rounds.jsonl"
     for _ in range(2):
-        append_rounds(record, 1, Case("nano", (1, 4), 16, 24, 1), 2, 1, TINY)
+        append_rounds(record, 1, Case("nano", (1, 4), 16, 24, 2), 2, 1, TINY, ("mtp:1",))
     found = read_record(record)
-    assert len(found.rounds) == 2 and all(len(runs) == len(LAYOUTS) * 2 for runs in found.rounds)
-    assert len(found.runs()) == len(LAYOUTS) * 2
-    append_rounds(
-        record_of_drafts := tmp_path / "drafts.jsonl",
-        1,
-        Case("nano", (3,), 16, 24, 1),
-        1,
-        1,
-        TINY,
-        ("mtp:1",),
-    )
-    off, drafted = read_record(record_of_drafts).runs()
-    assert (off.yielded, off.draft, drafted.draft) == (1.0, "off", "mtp:1") and 1 < drafted.yielded <= 2
+    assert len(found.rounds) == 2 and all(len(runs) == len(LAYOUTS) * 2 + 2 for runs in found.rounds)
+    *others, drafted = found.runs()
+    assert len(others) == len(LAYOUTS) * 2 + 1 and drafted.draft == "mtp:1" and 1 < drafted.yielded <= 2
     main(["--model", "nano", "--record", str(record)])
     printed = capsys.readouterr().out
-    assert "median of 10, absolute errors: TPOT" in printed
-    assert all(f"{kind}, median of" in printed for kind in ("colocated", "AFD", "prompts apart"))
+    assert "median of 12, absolute errors: TPOT" in printed
+    assert all(f"{kind}, median of" in printed for kind in ("colocated", "AFD", "prompts apart", "drafts"))
 
 
 def test_rounds_become_medians() -> None:
