@@ -19,11 +19,13 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
 from afserve.cli.bench.case import Case
+from afserve.config import AUTO
 from bench.origin import origin
 from bench.planner_rounds import PROMPT, PROMPT_APART, SHORT, Measured, Record, append_rounds, read_record
 from bench.planner_typed import say
@@ -114,6 +116,11 @@ def show(row: Row) -> None:
     )
 
 
+def _of(row: Mapping[str, object]) -> tuple[object, object]:
+    """Whose rows newer ones replace."""
+    return row["model"], row["isa"]
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -123,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="the checkpoint folder that is calibrated and runs")
     parser.add_argument("--record", required=True, type=Path, help="the file of rounds")
     parser.add_argument("--rounds", type=int, default=0, help="measure so many more, about two minutes each")
+    parser.add_argument("--isa", default=AUTO, help="the most that kernels use, such as avx2")
     parser.add_argument("--turns", type=int, default=3, help="each run so often in a round, medians")
     parser.add_argument("--batch", default="1,8,32,64", help="requests at a time, comma-separated")
     parser.add_argument("--output-len", type=int, default=96)
@@ -134,9 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.rounds:
         batches = tuple(int(batch) for batch in given.batch.split(","))
-        case = Case(given.model, batches, PROMPT, given.output_len, given.turns)
-        drafts = tuple(filter(None, given.draft.split(",")))
-        append_rounds(given.record, given.rounds, case, given.micro_batches, cores(), SHORT, drafts)
+        case = Case(given.model, batches, PROMPT, given.output_len, given.turns, isa=given.isa)
+        drafts, grid = tuple(filter(None, given.draft.split(","))), replace(SHORT, isa=given.isa)
+        append_rounds(given.record, given.rounds, case, given.micro_batches, cores(), grid, drafts)
     record = read_record(given.record)
     print(f"{'':<34}{'TPOT ms':>10}{'planned':>10}{'error':>9}{'tok/s':>10}{'planned':>10}{'error':>9}")
     rows = judged_all(given.model, record, cores())
@@ -148,9 +156,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{one['case']}, absolute errors: TPOT {one['tpot_error']:.1%}, throughput {one['tok_s_error']:.1%}"
         )
     if given.save:
-        known = {"model": Path(given.model).name, "rounds": len(record.rounds), **origin()}
+        known = {
+            "model": Path(given.model).name,
+            "rounds": len(record.rounds),
+            **origin(),
+            "isa": used_isa(given.isa),
+        }
         path = RESULTS / "planner_self.jsonl"
-        kept = [line for line in path.read_text().splitlines() if json.loads(line)["model"] != known["model"]]
+        kept = [line for line in path.read_text().splitlines() if _of(json.loads(line)) != _of(known)]
         found = [json.dumps(row | known) for row in [*rows, *totals]]
         path.write_text("".join(line + "\n" for line in [*kept, *found]))
 

@@ -20,9 +20,9 @@ def published() -> str:
 
 
 def itself() -> str:
-    measured = newest([r for r in rows("planner_self") if "tpot_ms" in r], "model", "case")
-    models = dict.fromkeys(r["model"] for r in measured)
-    return "\n\n".join(_of_model([r for r in measured if r["model"] == model]) for model in models)
+    measured = newest([r for r in rows("planner_self") if "tpot_ms" in r], "model", "isa", "case")
+    kinds = dict.fromkeys((r["model"], r["isa"]) for r in measured)
+    return "\n\n".join(_of_model([r for r in measured if (r["model"], r["isa"]) == one]) for one in kinds)
 
 
 def _of_model(found: list[dict]) -> str:
