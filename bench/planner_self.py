@@ -156,12 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{one['case']}, absolute errors: TPOT {one['tpot_error']:.1%}, throughput {one['tok_s_error']:.1%}"
         )
     if given.save:
-        known = {
-            "model": Path(given.model).name,
-            "rounds": len(record.rounds),
-            **origin(),
-            "isa": used_isa(given.isa),
-        }
+        known = {"model": Path(given.model).name, "rounds": len(record.rounds), **origin(given.isa)}
         path = RESULTS / "planner_self.jsonl"
         kept = [line for line in path.read_text().splitlines() if _of(json.loads(line)) != _of(known)]
         found = [json.dumps(row | known) for row in [*rows, *totals]]
