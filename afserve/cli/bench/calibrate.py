@@ -55,6 +55,7 @@ def stolen(before: CoreTime, after: CoreTime) -> str:
 
 
 Row = dict[str, object]
+_LASTS, _LONGER = 0.25, 8  # seconds; times
 _CROWDED = 4  # cores: on more of them nobody starts more node processes than there are
 
 
@@ -77,6 +78,12 @@ class Grid:
     rounds: int = 3
     drafted: tuple[int, ...] = (1, 3)
     isa: str = AUTO
+
+    def lasting(self, token: float) -> "Grid":
+        """With colocated answers so long that they take `_LASTS` seconds where a token takes `token`, or `_LONGER`
+        times as long as the others: of one native call's tokens all come at once, and short answers are few calls."""
+        longest = _LONGER * self.output
+        return replace(self, output=int(min(max(_LASTS / token, self.output), longest)))
 
     @property
     def exchanged(self) -> tuple[int, ...]:
@@ -210,7 +217,8 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     ops = open_ops("cpu", threads, isa=grid.isa)
     torch.set_num_threads(1 if ops.backend_name == "native" else threads)
     most = (grid.steps + WARM) * (grid.turns + 1)
-    longest = max(*grid.contexts, grid.prompt + grid.output) + 2 * max(*grid.requests, *grid.served)
+    room = grid.prompt + _LONGER * grid.output
+    longest = max(*grid.contexts, room) + 2 * max(*grid.requests, *grid.served)
     engine = AttentionSide(source, ops, longest + 2 * most + served_steps(grid))
     bank = engine.bank()
     points = [AttentionPoint(engine, *point, grid.steps, grid.turns + 1) for point in grid.points()]
@@ -239,8 +247,10 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     }
     yield from exchanges(engine, grid, took)
     yield from wholes(engine, grid, {p.requests: median(p.halves) for p in reversed(points)})
-    yield from serving(engine, bank, grid, control(model, threads, grid))
-    yield from drafted_rows(source, model, threads, grid)
+    first = grid.requests[0]
+    lasting = grid.lasting(engine.spec.layers * (median(points[0].halves) + took[first, 1]))
+    yield from serving(engine, bank, lasting, control(model, threads, lasting))
+    yield from drafted_rows(source, model, threads, lasting)
     if threads == 1:
         yield from deployments(model, grid)
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps, grid.turns)

@@ -56,19 +56,18 @@ def drafted_turns(case: Case, draft: str) -> Iterator[DraftedTurn]:
 
 
 def drafted_rows(source: ModelSource, model: str, threads: int, grid: "Grid") -> Iterator[Row]:
-    """As many steps as the grid's other served runs have; nothing where the checkpoint has no layer of multi-token
-    prediction."""
+    """Answers as long as those of the grid's other colocated runs; nothing where the checkpoint has no layer of
+    multi-token prediction."""
     if not planned_spec(source, DraftChoice(DraftMethod.AUTO)).predictors:
         return
     for tokens in grid.drafted:
-        output = grid.output * (1 + tokens)
-        case = Case(model, grid.served, grid.prompt, output, (grid.rounds + 1) // 2, threads, grid.isa)
+        case = Case(model, grid.served, grid.prompt, grid.output, (grid.rounds + 1) // 2, threads, grid.isa)
         found: dict[int, list[float]] = {}
         for turn in drafted_turns(case, f"{DraftMethod.MTP}:{tokens}"):
             found.setdefault(turn.requests, []).append(turn.seconds)
         for requests, seconds in found.items():
             yield {
-                "part": "drafts", "requests": requests, "context": grid.prompt + output / 2, "drafts": tokens,
+                "part": "drafts", "requests": requests, "context": grid.prompt + grid.output / 2, "drafts": tokens,
                 "seconds": median(seconds),
             }  # fmt: skip
 
