@@ -28,6 +28,7 @@ from afserve.launch.measure.others import CoreTime
 from afserve.launch.plan.machine import this_machine
 
 if TYPE_CHECKING:
+    from afserve.cli.bench.case import Case
     from afserve.cli.bench.ours import Turn
     from afserve.cli.bench.stages import AttentionSide
     from afserve.config import ModelSource
@@ -84,6 +85,12 @@ class Grid:
         times as long as the others: of one native call's tokens all come at once, and short answers are few calls."""
         longest = _LONGER * self.output
         return replace(self, output=int(min(max(_LASTS / token, self.output), longest)))
+
+    def served_case(self, model: str, threads: int) -> "Case":
+        """Colocated runs as `afserve up` starts them."""
+        from afserve.cli.bench.case import Case
+
+        return Case(model, self.served, self.prompt, self.output, self.rounds, threads, self.isa)
 
     @property
     def exchanged(self) -> tuple[int, ...]:
@@ -165,15 +172,6 @@ def rows(model: str, threads: int, grid: Grid, begun: Callable[[], None] = lambd
         yield from stages(ModelSource(str(found.folder), found.name), model, threads, grid)
 
 
-def control(model: str, threads: int, grid: Grid) -> "Iterator[Turn]":
-    """A colocated run as `afserve up` starts it, all sizes in turn."""
-    from afserve.cli.bench.case import Case
-    from afserve.cli.bench.ours import Shape, in_turns
-
-    case = Case(model, grid.served, grid.prompt, grid.output, grid.rounds, threads, grid.isa)
-    return in_turns(case, Shape(colocated=True, attention=1))
-
-
 def deployments(model: str, grid: Grid) -> Iterator[Row]:
     """Served runs with experts apart: one node of each kind, with one micro-batch, whose steps may be one call, and
     with two; and so many nodes of either kind that there is a process more than cores. What it costs to share a core is
@@ -211,6 +209,7 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
 
     from afserve.cli.bench.drafted import drafted_rows
     from afserve.cli.bench.neighbour import beside_rows
+    from afserve.cli.bench.ours import Shape, in_turns
     from afserve.cli.bench.stages import WARM, AttentionPoint, AttentionSide, ExpertCalls
     from afserve.kernels.ops import open_ops
 
@@ -249,8 +248,10 @@ def stages(source: "ModelSource", model: str, threads: int, grid: Grid) -> Itera
     yield from wholes(engine, grid, {p.requests: median(p.halves) for p in reversed(points)})
     first = grid.requests[0]
     lasting = grid.lasting(engine.spec.layers * (median(points[0].halves) + took[first, 1]))
-    yield from serving(engine, bank, lasting, control(model, threads, lasting))
-    yield from drafted_rows(source, model, threads, lasting)
+    case = lasting.served_case(model, threads)
+    yield from serving(engine, bank, lasting, in_turns(case, Shape(colocated=True, attention=1)))
+    case = replace(case, repeats=(grid.rounds + 1) // 2)
+    yield from drafted_rows(source, case, grid.drafted)
     if threads == 1:
         yield from deployments(model, grid)
         yield from beside_rows(engine, bank, grid.requests[-2], grid.contexts[0], grid.steps, grid.turns)

@@ -4,10 +4,9 @@ Such a step is another one than a token without drafts, of which one native call
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.figures import BatchFigures, figures
@@ -19,9 +18,6 @@ from afserve.drafts import DraftChoice, DraftMethod
 from afserve.engine.stats import AttentionStats
 from afserve.launch.plan.drafting import planned_spec
 from afserve.member import attention_node
-
-if TYPE_CHECKING:
-    from afserve.cli.bench.calibrate import Grid
 
 _TOLD_WITHIN = 20  # seconds
 
@@ -55,20 +51,18 @@ def drafted_turns(case: Case, draft: str) -> Iterator[DraftedTurn]:
                 before = after
 
 
-def drafted_rows(source: ModelSource, model: str, threads: int, grid: "Grid") -> Iterator[Row]:
-    """Answers as long as those of the grid's other colocated runs; nothing where the checkpoint has no layer of
-    multi-token prediction."""
+def drafted_rows(source: ModelSource, case: Case, drafts: Sequence[int]) -> Iterator[Row]:
+    """With each of these numbers of drafts; nothing where the checkpoint has no layer of multi-token prediction."""
     if not planned_spec(source, DraftChoice(DraftMethod.AUTO)).predictors:
         return
-    for tokens in grid.drafted:
-        case = Case(model, grid.served, grid.prompt, grid.output, (grid.rounds + 1) // 2, threads, grid.isa)
+    for tokens in drafts:
         found: dict[int, list[float]] = {}
         for turn in drafted_turns(case, f"{DraftMethod.MTP}:{tokens}"):
             found.setdefault(turn.requests, []).append(turn.seconds)
         for requests, seconds in found.items():
             yield {
-                "part": "drafts", "requests": requests, "context": grid.prompt + grid.output / 2, "drafts": tokens,
-                "seconds": median(seconds),
+                "part": "drafts", "requests": requests, "context": case.prompt_len + case.output_len / 2,
+                "drafts": tokens, "seconds": median(seconds),
             }  # fmt: skip
 
 
