@@ -72,6 +72,7 @@ class TritonBackend(LatentBackend):
         super().__init__(device, multiprocessors, tiles or TileTable(), parts)
         self._has_fp8, self._libraries = has_fp8, libraries or Libraries()
         self._expert_tiles = planned(self.tiles.expert_tiles)
+        self._four_bit_tiles = planned(self.tiles.four_bit_tiles)
 
     @classmethod
     def open(cls, device: torch.device, libraries: str = "auto") -> Self:
@@ -212,7 +213,8 @@ class TritonBackend(LatentBackend):
             rows = rows.contiguous()
         each = experts.rows_expected(slot_RK.numel())
         if isinstance(experts.handle, CodedWeights):
-            tiles = self._expert_tiles("fp32" if rows.dtype is torch.float32 else "16-bit", each)
+            find = self._four_bit_tiles if experts.handle.bits == 4 else self._expert_tiles
+            tiles = find("fp32" if rows.dtype is torch.float32 else "16-bit", each)
             chosen = slot_RK.contiguous(), weight_RK.contiguous()
             triton_bits.expert_ffn(rows, *chosen, experts.handle, tiles, out_RH, add)
             return

@@ -24,6 +24,7 @@ Table = Mapping[str, tuple[tuple[int, AnyTile], ...]]
 _PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
 _FEW_HEADS = AttentionTile(16, 32, 128, 8, 5)
 _FEW_QUERIES = AttentionTile(64, 32, 0, 4, 2)
+_FOUR_BITS = ExpertTiles(Tile(64, 64, 64, 8, 3, 8), Tile(64, 64, 64, 8, 3, 8))
 
 # By operation: (largest size, tile), ascending; the last one takes everything larger.
 DEFAULTS: Table = {
@@ -102,12 +103,19 @@ class TileTable:
             tiles.down.fitting(self.shared, tiles.down.columns, size),
         )
 
+    def four_bit_tiles(self, kind: str, rows_per_expert: int) -> ExpertTiles:
+        """Weights are widened in registers. With tensor memory sums of both products pass through them too, and four
+        warps of 64 rows, or eight of 128, spill in the loop."""
+        tiles = self.expert_tiles(kind, rows_per_expert)
+        return _FOUR_BITS if self.tensor_memory and tiles.rows > 32 else tiles
+
     def gqa(self, head_size: int, itemsize: int) -> tuple[AttentionTile, AttentionTile]:
         """(decode, chunk) tiles."""
         if itemsize > 2 or self.shared < 96 << 10:
             return _PLAIN, _PLAIN
         decode, chunk = (self._find(op, head_size, AttentionTile) for op in ("gqa decode", "gqa chunk"))
-        return decode, chunk
+        wide = self.tensor_memory and head_size > 128 and chunk.source == NOT_MEASURED
+        return decode, replace(chunk, stages=1) if wide else chunk  # two spill in the loop there
 
     def mla(self, heads: int, itemsize: int) -> AttentionTile:
         if itemsize > 2 or self.shared < 96 << 10:

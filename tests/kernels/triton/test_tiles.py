@@ -32,8 +32,18 @@ def test_attention_by_what_fits():
 def test_a_chip_with_tensor_memory_takes_fewer_heads_until_it_has_measured():
     table = TileTable(tensor_memory=True)
     assert table.mla(128, 2) == table.mla(16, 2) and table.mla(128, 2) != TileTable().mla(128, 2)
+    assert table.gqa(256, 2)[1].stages == 1 and table.gqa(128, 2) == TileTable().gqa(128, 2)
     measured = replace(TileTable().mla(128, 2), source="B200, A case")
     assert table.replaced("mla", ALL, measured).mla(128, 2) == measured
+
+
+def test_a_chip_with_tensor_memory_takes_no_more_rows_of_four_bits_than_fit_its_registers():
+    table = TileTable(tensor_memory=True)
+    assert [table.four_bit_tiles("16-bit", rows).rows for rows in (8, 32, 100, 600)] == [16, 32, 64, 64]
+    assert {table.four_bit_tiles("16-bit", rows).gate_up.warps for rows in (100, 600)} == {8}
+    assert all(
+        TileTable().four_bit_tiles("16-bit", n) == TileTable().expert_tiles("16-bit", n) for n in (8, 600)
+    )
 
 
 def test_a_default_says_that_it_is_one():
