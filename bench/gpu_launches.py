@@ -10,6 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from afserve.comm.m2n.fused_message import fill
+from afserve.comm.m2n.routes import LayerRoutes
+from afserve.comm.transport import Header, Kind, Parcel, WireType
 from afserve.kernels.grouped import Groups
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
@@ -105,6 +108,15 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
         x, weight = zeros(3, hidden), zeros(hidden)
         yield f"norm {hidden}", partial(ops.rms_norm, x, weight, 1e-6)
         yield f"add and norm {hidden}", partial(ops.add_rms_norm, x, x, weight, 1e-6)
+    routes = LayerRoutes(zeros(257, 2, dtype=I32), zeros(257, 1, dtype=F32), 4, 64)
+    for wire in (WireType.BFLOAT16, WireType.FLOAT8):
+        header, choices = Header(Kind.DISPATCH, 0, 0, 0, 3, wire), zeros(3, 8, dtype=I32)
+        scales = zeros(3, 56, dtype=F32) if wire is WireType.FLOAT8 else None
+        message = Parcel(header, zeros(3, 7168, dtype=wire.dtype), choices, choices.float(), scales)
+        yield (
+            f"message in {wire.name.lower()}",
+            partial(fill, routes, 1, zeros(3, 7168), choices, choices.float(), message),
+        )
     sums, bad = zeros(3, 7168, dtype=F32), zeros(3, dtype=I32)
     for devices in (2, 4):
         yield f"add parts of {devices} devices", partial(ops.add_parts, [zeros(3, 7168, dtype=F32)] * devices)

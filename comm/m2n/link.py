@@ -17,7 +17,7 @@ from afserve.comm.m2n.exchanges import Exchanges
 from afserve.comm.m2n.near import Near
 from afserve.comm.m2n.recover import Recoveries
 from afserve.comm.m2n.routes import RouteTable
-from afserve.comm.m2n.rows import RowSplit, Splitter
+from afserve.comm.m2n.rows import RowSplit, Splitter, fused_on
 from afserve.comm.m2n.staging import Stage, stage_for
 from afserve.comm.m2n.ticket import Given, Part, Ticket
 from afserve.comm.m2n.unrecorded import Unrecorded
@@ -58,7 +58,7 @@ class ExpertLink(Unrecorded):
         self._deadline = deadline
         self._clock = AwakeClock() if clock is None else clock
         self._native, self._device = native_library(), device
-        self._splitter = Splitter(self._native)
+        self._splitter = Splitter(self._native, fused_on(device))
         self._stage = stage or stage_for(device, transport.device)
         self._under_way: dict[int, Ticket] = {}  # by micro-batch
         self._attached = {box.expert for box in transport.boxes()}

@@ -95,6 +95,51 @@ def plan_nodes(
     tl.store(number_N_ptr + node, tl.load(number_N_ptr + node) + 1)
 
 
+@triton.jit
+def _quantised(x, COLUMNS: tl.constexpr):
+    """Columns of a row in e4m3, and the scales of their blocks."""
+    x_SB = tl.reshape(x.to(tl.float32), (COLUMNS // BLOCK, BLOCK))
+    scale_S = fp8_scale(tl.max(tl.abs(x_SB), axis=1))
+    return tl.reshape(to_fp8(tl.div_rn(x_SB, scale_S[:, None])), (COLUMNS,)), scale_S
+
+
+@launched(do_not_specialize=["first", "slots", "experts", "replicas", "scales"])
+def fill_message(
+    x_ptr, expert_ptr, weight_ptr, slot_EP_ptr, below_EP_ptr, x_RH_ptr, slot_RK_ptr, weight_RK_ptr, scale_RS_ptr,
+    hidden, x_stride, first, slots, experts, replicas, scales,
+    CHOICES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """A whole message to the node whose slots begin at `first`, which goes by a mailbox: one block of one row, as it
+    travels; the first block brings the row's weights and its slots there, of the experts that it chose."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + row * x_stride + column, mask=column < hidden, other=0.0)
+    if FP8:
+        value, scale_S = _quantised(x, COLUMNS)
+        block = part * (COLUMNS // BLOCK) + tl.arange(0, COLUMNS // BLOCK)
+        tl.store(scale_RS_ptr + row * scales + block, scale_S, mask=block < scales)
+    else:
+        value = x.to(x_RH_ptr.dtype.element_ty)
+    tl.store(x_RH_ptr + row * hidden + column, value, mask=column < hidden)
+    if part == 0:
+        k = tl.arange(0, WIDTH)
+        at, chosen = row * CHOICES + k, k < CHOICES
+        expert_K = tl.load(expert_ptr + at, mask=chosen, other=-1).to(tl.int32)
+        expert_K = tl.where(
+            (expert_K >= 0) & (expert_K < experts), expert_K, experts
+        )  # whose row is that of none
+        row_1 = row + tl.arange(0, 1)
+        number = tl.sum(_row_number(x_ptr, row_1, row_1 >= 0, hidden, x_stride, 1), axis=0)
+        replica_K = tl.zeros((WIDTH,), dtype=tl.int32)
+        for p in range(replicas - 1):
+            replica_K += (number >= tl.load(below_EP_ptr + expert_K * (replicas - 1) + p)).to(tl.int32)
+        own_K = tl.load(slot_EP_ptr + expert_K * replicas + replica_K) - first
+        own_K = tl.where((own_K >= 0) & (own_K < slots), own_K, -1)
+        tl.store(slot_RK_ptr + at, own_K, mask=chosen)
+        tl.store(weight_RK_ptr + at, tl.load(weight_ptr + at, mask=chosen, other=0.0), mask=chosen)
+
+
 @launched(do_not_specialize=["rows", "nodes", "slots", "scales", "slot_at", "scale_at"])
 def put_rows(
     x_ptr, slot_ptr, weight_ptr, place_NT_ptr, number_N_ptr, peer_N_ptr, rows, hidden, x_stride, nodes, slots, scales,
@@ -107,9 +152,7 @@ def put_rows(
     column = part * COLUMNS + tl.arange(0, COLUMNS)
     x = tl.load(x_ptr + row.to(tl.int64) * x_stride + column, mask=column < hidden, other=0.0)
     if FP8:
-        x_SB = tl.reshape(x.to(tl.float32), (COLUMNS // BLOCK, BLOCK))
-        scale_S = fp8_scale(tl.max(tl.abs(x_SB), axis=1))
-        value = tl.reshape(to_fp8(tl.div_rn(x_SB, scale_S[:, None])), (COLUMNS,))
+        value, scale_S = _quantised(x, COLUMNS)
         block = part * (COLUMNS // BLOCK) + tl.arange(0, COLUMNS // BLOCK)
     else:
         value = x.to(WIRE)

@@ -55,7 +55,7 @@ def ops_of(place):
 def cluster_of(folder, name, **fields):
     return LocalCluster.build(
         ModelSource(str(folder), name),
-        config(device=DEVICE, device_exchange=True, **fields),
+        config(**{"device": DEVICE, "device_exchange": True, **fields}),
         experts=EXPERTS,
         ops=ops_of(DEVICE),
         wrap=Sharing,
@@ -105,3 +105,28 @@ def test_a_layer_takes_few_launches_and_no_host(name, devices, tiny_checkpoint, 
         layers = of_a_layer(launched, "wait_boxes")
         assert layers
         assert {len(layer): layer for layer in layers if len(layer) > MOST_EXPERT} == {}
+
+
+def test_a_message_through_a_mailbox_is_one_launch(tiny_checkpoint, kernels, monkeypatch):
+    """Rows, slots and weights, to each of four expert nodes."""
+    from afserve.comm.m2n.fused_message import fill
+
+    monkeypatch.setattr("afserve.comm.m2n.link.fused_on", lambda device: fill)
+    with pretended() as watch:
+        cluster = cluster_of(tiny_checkpoint("v3"), "v3", device_exchange=False)
+        link, found = cluster.attention[0]._link, []
+        dispatch = link.dispatch
+
+        def counted(*given, **named):
+            watch.launched = []
+            try:
+                return dispatch(*given, **named)
+            finally:
+                found.append(watch.launched)
+                watch.launched = None
+
+        monkeypatch.setattr(link, "dispatch", counted)
+        cluster.submit(GenerationRequest(0, prompts((5,))[0], SamplingParams(max_tokens=2, temperature=0.0)))
+        for _ in range(200):
+            cluster.step()
+        assert found and all(one == ["fill_message"] * EXPERTS for one in found)

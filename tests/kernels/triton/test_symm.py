@@ -11,8 +11,10 @@ import torch
 
 from afserve.comm.device_exchange.ends import Patience
 from afserve.comm.device_exchange.region import Region
+from afserve.comm.m2n.fused_message import fill
 from afserve.comm.m2n.routes import LayerRoutes
-from afserve.comm.transport import Kind, Layout, WireType
+from afserve.comm.m2n.rows import DeviceSplit
+from afserve.comm.transport import Header, Kind, Layout, Parcel, WireType
 from afserve.errors import PeerLost
 from afserve.kernels.reference import Reference
 from tests.comm.begun import FORKED, import_also
@@ -35,6 +37,37 @@ def scripted(rows, layout, nodes, seed):
     if rows > 2:
         slot_TK[1] = -1
     return x_TH.to(DEVICE), slot_TK.to(DEVICE), weight_TK.to(DEVICE)
+
+
+def staged(rows, layout, wire):
+    """A mailbox that has something else in it."""
+    header = Header(Kind.DISPATCH, 0, 0, 0, rows, wire)
+    x_RH = torch.full((rows, layout.hidden), 3.0, device=DEVICE).to(wire.dtype)
+    slot_RK = torch.full((rows, layout.top_k), -7, dtype=torch.int32, device=DEVICE)
+    scale_RS = torch.zeros((rows, -(-layout.hidden // 128)), device=DEVICE)
+    return Parcel(header, x_RH, slot_RK, slot_RK.float(), scale_RS if wire is WireType.FLOAT8 else None)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("wire", list(WireType), ids=lambda wire: wire.name)
+def test_a_message_through_a_mailbox_is_one_launch(wire, replicas, request):
+    """And says what a dozen of PyTorch's say, to each node, of experts that are none or have no home, too."""
+    if wire is WireType.FLOAT8:
+        request.getfixturevalue("fp8")
+    layout, generator, nodes = make_layout(wire), torch.Generator().manual_seed(3), 3
+    slot_EP = torch.randint(0, nodes * layout.slots, (6, replicas), generator=generator).int()
+    slot_EP[[2, -1]] = -1
+    below_EP = torch.rand((6, max(replicas - 1, 1)), generator=generator).sort(1).values
+    routes = LayerRoutes(slot_EP, below_EP, nodes, layout.slots).to(DEVICE)
+    x_TH = torch.randn((5, layout.hidden + 3), generator=generator).bfloat16()[:, :-3].to(DEVICE)
+    expert_TK = torch.randint(-1, 5, (5, layout.top_k), generator=generator).to(DEVICE)
+    weight_TK = torch.rand((5, layout.top_k), generator=generator).to(DEVICE)
+    for node in range(nodes):
+        wanted, got = staged(5, layout, wire), staged(5, layout, wire)
+        DeviceSplit(routes, x_TH, expert_TK, weight_TK).fill(node, wanted)
+        DeviceSplit(routes, x_TH, expert_TK, weight_TK, fill).fill(node, got)
+        for mine, theirs in zip(got[1:], wanted[1:], strict=True):
+            assert (mine is None and theirs is None) or torch.equal(mine.float(), theirs.float())
 
 
 def by_hand(x_TH, slot_TK, weight_TK):
