@@ -24,6 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from afserve.errors import ConfigError
 from afserve.kernels.formats.eight_bits import latents_at
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.paged import PagedBatch, sequences
@@ -214,9 +215,14 @@ class NearRows:
     `place_S` says where a slot's row is near, or -1; it, `slot_R` and `used_R` end with an entry that means nothing.
     `counts_4`: fetches, the place that the native library looks at next, rows found, rows fetched."""
 
+    reads_host = False
+
     def __init__(self, far_NBC: Tensor, count: int, counts_4: Tensor) -> None:
-        """Over a cache, with room for so many rows where these are."""
+        """Over a cache, with room for so many rows where these are. Raises ConfigError."""
         where = counts_4.device
+        if where.type != "cpu" and not self.reads_host:
+            told = f"{where} reads rows of the host by Triton's kernels, and there are none; pip install afserve[gpu]"
+            raise ConfigError(f"--kv-near-rows: {told}", param="kv_near_rows")
         self.far_SC = far_NBC.flatten(0, 1)
         self.place_S = torch.full((len(self.far_SC) + 1,), -1, dtype=torch.int32, device=where)
         self.row_RC = torch.zeros((count, far_NBC.shape[2]), dtype=far_NBC.dtype, device=where)

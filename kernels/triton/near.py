@@ -24,6 +24,8 @@ def _fetch_rows(far_ptr, near_ptr, brings_ptr, slot_ptr, place_ptr, words, WIDE:
 
 
 class FetchedRows(NearRows):
+    reads_host = True
+
     def copy_rows(self, brings_M: Tensor, slot_M: Tensor, place_M: Tensor) -> None:
         word = torch.int32 if self.row_RC.shape[1] * self.row_RC.itemsize % 4 == 0 else torch.uint8
         far_SW, near_RW = self.far_SC.view(word), self.row_RC.view(word)

@@ -11,7 +11,9 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.errors import ConfigError
 from afserve.kernels.ops import Ops
+from afserve.kernels.reference import Reference
 from afserve.models.devices.several import Devices
 from tests.cuda.pretend import PretendedDevice, pretended
 from tests.engine.driving import config, prompts
@@ -23,11 +25,12 @@ STEPS = 12
 pytestmark = pytest.mark.usefixtures("pretended_gpus")
 
 
-def node_of(folder, name, devices=1, **fields):
+def node_of(folder, name, devices=1, backend=None, **fields):
     from afserve.kernels.triton.backend import TritonBackend
 
     places = [torch.device("cuda", number) for number in range(devices)]
-    ops, *further = (Ops(TritonBackend(place, multiprocessors=132), place, 1) for place in places)
+    made = [backend or TritonBackend(place, multiprocessors=132) for place in places]
+    ops, *further = (Ops(*one, 1) for one in zip(made, places, strict=True))
     fields = {"device": str(DEVICE), "step_graphs": True, "micro_batches": 1, **fields}
     source = ModelSource(str(folder), name)
     spec = spec_of(source)
@@ -115,3 +118,20 @@ def test_kernels_are_launched_alike_from_step_to_step(tiny_checkpoint, kernels):
         runner._record = recorded
         decode(node)
         assert len(replays) > 5 and len(replays[0]) > 20 and all(one == replays[0] for one in replays)
+
+
+def test_rows_of_the_host_are_fetched_without_waiting(tiny_checkpoint, kernels):
+    """Latents are in pinned memory that kernels address, all else is the device's; blocks have both."""
+    with pretended() as watch:
+        node = node_of(tiny_checkpoint("dsa"), "dsa", kv_near_rows=24)
+        kinds = {tuple(tensor.device.type for tensor in cache) for cache in node.kv._memory.layers}
+        assert kinds == {("cpu", "cuda"), ("cpu",)} and all(near is not None for near in node.kv.near)
+        watch.pageable.clear()
+        decode(node)
+        assert not watch.waits and not watch.pageable
+        (block,) = node.kv.pool.allocate(1)
+        node.kv.write([block], node.kv.read([block]))
+        with pytest.raises(
+            ConfigError, match=r"^--kv-near-rows: cuda:0 reads rows of the host by Triton's kernels"
+        ):
+            node_of(tiny_checkpoint("dsa"), "dsa", backend=Reference(DEVICE), kv_near_rows=24)
