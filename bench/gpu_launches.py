@@ -21,6 +21,7 @@ from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
+from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.permute import plan_rows
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
@@ -52,7 +53,7 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
         "gqa": partial(gqa, ops), "mla": partial(mla, ops), "mla-prompts": partial(mla_prompts, ops),
-        "choice": partial(choices, ops),
+        "choice": partial(choices, ops), "near": near_rows,
     }  # fmt: skip
 
 
@@ -165,6 +166,13 @@ def choices(ops: TritonBackend) -> Iterator[Launch]:
             f"choice {heads} heads {name}",
             partial(ops.choose_rows, q, weight, keys, batch_of(2, 1, 4096), 2048),
         )
+
+
+def near_rows() -> Iterator[Launch]:
+    """Latents of DeepSeek-V3.2."""
+    near = FetchedRows(zeros(8, 64, 576), 2048, zeros(4, dtype=torch.int64))
+    rows = zeros(2048, dtype=torch.bool), *(zeros(2048, dtype=torch.int64) for _ in range(2))
+    yield "near rows of 576 bf16", partial(near.copy_rows, *rows)
 
 
 def mla(ops: TritonBackend) -> Iterator[Launch]:
