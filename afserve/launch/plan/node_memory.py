@@ -132,7 +132,8 @@ def with_far_rows(
     whole = room.whole + 4 * spec.far_layers * room.block  # where each row is near
     near, kept = wishes.engine.kv_near_rows * row, whole // room.block - row
     picked["kv-near-rows"] = (
-        f"{gib(near)} of rows near; a token takes {kept:,} bytes beside, and {row:,} in the host"
+        f"{wishes.engine.kv_near_rows:,} rows of each layer near, {near / (1 << 20):,.1f} MiB; "
+        f"a token takes {kept:,} bytes beside, and {row:,} in the host"
     )
     if wishes.engine.device == "cpu":
         return replace(room, whole=whole, fixed=near)
