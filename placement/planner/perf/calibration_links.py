@@ -19,7 +19,7 @@ from afserve.placement.planner.perf.hardware import Hardware
 Array = NDArray[np.float64]
 LEAST = 3
 """Rows that a line is fitted to, at least."""
-DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
+_DRIFT = 0.3  # how much slower or faster a shared machine was in the served run, all sizes alike
 
 
 def column(rows: Sequence[Mapping[str, float]], name: str) -> Array:
@@ -48,7 +48,7 @@ def serving(rows: Sequence[Mapping[str, float]]) -> Curve:
         lambda v: np.asarray(v[2] * engine + v[0] + v[1] * requests),
         whole,
         np.array([3e-4, 2e-5, 1.0]),
-        prior_spread=np.array([3.0, 3.0, DRIFT]),
+        prior_spread=np.array([3.0, 3.0, _DRIFT]),
     )
     return Curve(float(fit.values[0]), 1.0, 1.0, fit.spread, per_group=float(fit.values[1]), rows=len(rows))
 

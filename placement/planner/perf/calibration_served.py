@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from afserve.placement.planner.perf.calibration_links import DRIFT, column
+from afserve.placement.planner.perf.calibration_links import column
 from afserve.placement.planner.perf.curve import Curve
 from afserve.placement.planner.perf.drafting import DRAFTERS, Drafts
 from afserve.placement.planner.perf.fit import fit_positive
@@ -19,24 +19,24 @@ _REFERENCE = 8.0  # requests: the middle of what is measured
 
 
 def drafted(rows: Sequence[Mapping[str, float]], setting: Setting, chip: Hardware) -> Curve:
-    """What a colocated step that verifies drafts takes: `scale` times its stages, and `launch` and `per_group` for each
-    request more. It has nothing of what served runs without drafts say: of those, one native call makes several
-    tokens. Whole steps are met, of all numbers of drafts together."""
+    """What a colocated step that verifies drafts takes: `scale` times its stages, and `launch`, `per_row` for each
+    draft of a sequence, whose pass comes behind the one before, and `per_group` for each request. It has nothing of
+    what served runs without drafts say: of those, one native call makes several tokens. Whole steps are met."""
     one, stages = np.ones(1), list[float]()
     for row in rows:
         drafts = Drafts(DRAFTERS["mtp"], int(row["drafts"]))
         asked = replace(setting, workload=fixed_context(row["context"]), drafts=drafts)
         found = colocated_stages(asked, chip, 1, 1, one, np.array([row["requests"]]))
         stages.append(float(found.iteration[0]))
-    requests, whole = column(rows, "requests"), np.array(stages)
+    requests, count, whole = column(rows, "requests"), column(rows, "drafts"), np.array(stages)
     fit = fit_positive(
-        lambda v: np.asarray(v[2] * whole + v[0] + v[1] * requests),
+        lambda v: np.asarray(v[0] + v[1] * count + v[2] * requests + v[3] * whole),
         column(rows, "seconds"),
-        np.array([1e-3, 5e-5, 1.0]),
-        prior_spread=np.array([3.0, 3.0, DRIFT]),
+        np.array([5e-4, 3e-4, 5e-5, 1.0]),
+        prior_spread=np.array([3.0, 3.0, 3.0, 1.0]),
     )
-    launch, each, scale = (float(value) for value in fit.values)
-    return Curve(launch, 1.0, 1.0, fit.spread, per_group=each, rows=len(rows), scale=scale)
+    launch, each, request, scale = (float(value) for value in fit.values)
+    return Curve(launch, 1.0, 1.0, fit.spread, per_group=request, per_row=each, rows=len(rows), scale=scale)
 
 
 def served_bend(

@@ -156,7 +156,8 @@ def colocated_stages(
     if drafted is None:
         factor = factor * _served(setting, "served", batch * micro_batches)
     else:
-        more = (drafted.launch + drafted.per_group * batch * micro_batches) / drafted.scale
+        own = drafted.launch + drafted.per_row * setting.drafts.tokens
+        more = (own + drafted.per_group * batch * micro_batches) / drafted.scale
         parts = replace(parts, outside=parts.outside + more / micro_batches, step=parts.step + more)
         factor = factor * drafted.scale
     return _finish(setting, parts, prompt, micro_batches * batch, factor, ranks)
