@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from afserve.errors import DoesNotFitError
 from afserve.kernels.devices.opened import device_of
 
 CACHE_LINE, HUGE_PAGE = 64, 1 << 21
@@ -22,7 +23,12 @@ def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def lent_to(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What this device reads and writes by itself, for as long as the process runs. Raises OSError where it cannot."""
+    """What this device reads and writes by itself, for as long as the process runs. Raises DoesNotFitError where it
+    cannot."""
     memory = untouched(shape, dtype)
-    device_of(device).pin_pages(memory.view(-1).view(torch.uint8))
+    try:
+        device_of(device).pin_pages(memory.view(-1).view(torch.uint8))
+    except OSError as error:
+        told = f"--kv-near-rows: of what {device} is to read of the host {error}; keep fewer tokens (--kv-tokens)"
+        raise DoesNotFitError(told) from error
     return memory

@@ -1,10 +1,14 @@
 """Rows that are near: whatever was fetched, written and forgotten, what attention reads is what the cache has."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from afserve.errors import DoesNotFitError
+from afserve.kernels.devices import pages
+from afserve.kernels.devices.host import HostDevice
 from afserve.kernels.indexer import NearRows
 from afserve.kernels.native_caches import NativeNearRows
 from afserve.kernels.paged import PagedBatch
@@ -71,6 +75,18 @@ def test_rows_are_those_of_the_cache(isa: str, count: int) -> None:
     if isinstance(near, NativeNearRows):
         near.open_with(native(isa, 1)._backend._engine)  # type: ignore[attr-defined]
     played(near, far, count, torch.device("cpu"))
+
+
+def test_memory_that_a_device_cannot_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(HostDevice):
+        def pin_pages(self, memory_Y: torch.Tensor) -> Callable[[], None]:
+            raise OSError(f"{memory_Y.numel():,} bytes of memory cannot be pinned: 2")
+
+    monkeypatch.setattr(pages, "device_of", Full)
+    with pytest.raises(
+        DoesNotFitError, match=r"^--kv-near-rows: .* 1,200 bytes of memory cannot be pinned: 2; keep"
+    ):
+        pages.lent_to(torch.device("cpu"), (12, 5, WIDTH), torch.float32)
 
 
 def test_the_library_refuses_what_it_could_not_fetch() -> None:
