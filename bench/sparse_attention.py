@@ -77,7 +77,9 @@ def node_of(folder: Path, kind: str, asked: Asked) -> AttentionNode[LocalTicket]
         threads=asked.threads, prefill_tokens=STEP, isa=asked.isa,
         kv_near_rows=asked.near_rows * (kind == "near"),
     )  # fmt: skip
-    return colocated(source, engine)
+    node = colocated(source, engine)
+    node.note_line(0, moving=True)  # one token a step
+    return node
 
 
 def request_of(handle: int, prompt: tuple[int, ...]) -> GenerationRequest:
