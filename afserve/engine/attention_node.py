@@ -17,6 +17,7 @@ from afserve.comm.m2n.link_contract import Link
 from afserve.comm.m2n.waves import RecoveryStats
 from afserve.comm.transport import Dialled
 from afserve.config import EngineConfig
+from afserve.engine.device_queues import in_queues_apart
 from afserve.engine.draft.draft_model import DraftModel
 from afserve.engine.draft.drafting import open_drafting
 from afserve.engine.draft.followers import open_followers
@@ -25,7 +26,7 @@ from afserve.engine.kv.cache import KvCache
 from afserve.engine.kv.groups import KvGroup
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.told import ToldCache
-from afserve.engine.micro_batch import MicroBatch, Step
+from afserve.engine.micro_batch import MicroBatch
 from afserve.engine.node_counts import counted
 from afserve.engine.pace import Pace
 from afserve.engine.scheduling.guides import Guides
@@ -88,14 +89,15 @@ class AttentionNode(Generic[T]):
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
         ]
-        self._loops: list[Step[T]] = [m.run() for m in self._micro_batches]
+        self._loops = in_queues_apart(
+            [m.run() for m in self._micro_batches], model.places, config.gpu_kernels
+        )
         self._tickets: list[T | Fetch | None] = [None] * config.micro_batches
         self._pace = Pace(config.micro_batches) if config.adaptive else None
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
-        self.stalled = True
+        self.stalled, self.unread = True, ""  # the latter: what to say of tensors that nothing read
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
-        self.unread = ""  # what to say of tensors that nothing read
         self.expert_memory: Callable[[], ExpertMemoryStats] = ExpertMemoryStats  # of a bank in this process
         self._guides, self._row_bytes = guides, spec.hidden * model.dtype.itemsize
         self._routed_bytes, self._prompt_tokens, self._generated_tokens = row_bytes_of(spec), 0, 0

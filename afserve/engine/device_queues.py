@@ -11,15 +11,19 @@ its messages are not launched for a moment. It knows boxes, no contents.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from afserve.clock import Clock
 from afserve.comm.transport import Box
 from afserve.kernels.devices.device import Device, Event, Queue
+from afserve.kernels.devices.opened import device_of
+
+T = TypeVar("T")
 
 _AHEAD = 2  # calls of prompts: one that runs, and one so that the device does not wait for the host
 
@@ -127,6 +131,27 @@ def queue_per_box(device: Device) -> Callable[[Box], AbstractContextManager[None
         return queues[box].inside()
 
     return inside
+
+
+def in_queues_apart(
+    loops: Sequence[Iterator[T]], places: Sequence[torch.device], libraries: str
+) -> list[Iterator[T]]:
+    """Each loop's own queue on every device, of which the first leads: what one has launched that waits for other nodes
+    holds up no other loop. Whatever is launched between two turns of a loop comes before its next. As they are where
+    calls are over when they return, and where a library of kernels has memory that all launches share."""
+    devices = [device_of(place) for place in places]
+    if len(loops) < 2 or libraries or not devices[0].later:
+        return list(loops)
+    return [_turns_inside(loop, [device.queue() for device in devices]) for loop in loops]
+
+
+def _turns_inside(loop: Iterator[T], queues: Sequence[Queue]) -> Iterator[T]:
+    while True:
+        with ExitStack() as inside:
+            for queue in reversed(queues):  # the first device is the thread's current one inside
+                inside.enter_context(queue.inside())
+            made = next(loop)
+        yield made
 
 
 @contextmanager

@@ -145,7 +145,7 @@ class AttentionModel:
         """`dense_dtype`: what linear maps are kept in; see `Dense`. `lm_head`: see `load_ends`. `split`: of a node
         on several devices, of which `ops` is the first one's."""
         self.spec, self.ops, self.dtype = spec, ops, dtype
-        self.further = () if split is None else split.further
+        self.places = (ops.device, *(() if split is None else split.further))
         self._dense = Dense(ops, dtype, dense_dtype)
         ends = load_ends(spec, source, naming, self._dense, dtype, lm_head)
         self._embed_VH = ends.embed_VH

@@ -55,7 +55,7 @@ class CudaDevice:
 
     def __init__(self, where: torch.device) -> None:
         self.where = where
-        self._beside: dict[torch.device, torch.cuda.Stream] = {}  # of others, while launches are recorded
+        self._beside: dict[tuple[torch.cuda.Stream, torch.device], torch.cuda.Stream] = {}
 
     def current(self) -> Queue:
         return _CudaQueue(torch.cuda.current_stream(self.where))
@@ -77,17 +77,25 @@ class CudaDevice:
         with self.as_current(), ExitStack() as kept:
             for where, pool in zip(further, pools, strict=True):
                 kept.enter_context(torch.cuda.use_mem_pool(pool, where))
-            kept.enter_context(torch.cuda.graph(graph))
+            own = self._recording(torch.cuda.current_stream(self.where), self.where)
+            kept.enter_context(torch.cuda.graph(graph, stream=own))
             with self._forked(further):
                 launch()
         return partial(self._replay, graph, further, pools) if further else graph.replay
+
+    def _recording(self, lead: torch.cuda.Stream, where: torch.device) -> torch.cuda.Stream:
+        """For what `lead` replays: cuBLAS has memory for each stream, and recordings of two queues may be replayed
+        beside one another."""
+        if (lead, where) not in self._beside:
+            self._beside[lead, where] = torch.cuda.Stream(where)
+        return self._beside[lead, where]
 
     @contextmanager
     def _forked(self, further: Sequence[torch.device]) -> Iterator[None]:
         """What is told to the other devices inside becomes a part of the graph that is recorded on this one: their
         queues branch off from this one's, and join it again."""
         lead = torch.cuda.current_stream(self.where)
-        streams = [self._beside.setdefault(where, torch.cuda.Stream(where)) for where in further]
+        streams = [self._recording(lead, where) for where in further]
         with ExitStack() as current:
             for stream in streams:
                 stream.wait_stream(lead)

@@ -19,7 +19,15 @@ from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.transport import Box, Layout, WireType
 from afserve.comm.transports import connect
-from afserve.engine.device_queues import DeviceQueuePair, DeviceQueues, alone_on, queue_per_box, queues_of
+from afserve.engine import device_queues
+from afserve.engine.device_queues import (
+    DeviceQueuePair,
+    DeviceQueues,
+    alone_on,
+    in_queues_apart,
+    queue_per_box,
+    queues_of,
+)
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.errors import CheckpointError
@@ -339,3 +347,51 @@ def test_what_decoding_takes_is_counted_while_prompts_are_there_only():
     clock.advance(1.1)
     queues.look()
     assert queues.is_due, "1.5 s of 2.6 s"
+
+
+def test_loops_take_turns_in_queues_of_their_own(monkeypatch):
+    """On each device, the first one last, so that it is current; one loop, a CPU and a library of kernels have none."""
+    log = []
+
+    class Place(HostDevice):
+        later = True
+        made = 0
+
+        def queue(self, priority=0):
+            self.made += 1
+            return Turn(f"{self.where} {self.made}")
+
+    class Turn:
+        def __init__(self, name):
+            self.name = name
+
+        @contextmanager
+        def inside(self, *tensors):
+            log.append(f"in {self.name}")
+            yield
+            log.append(f"out {self.name}")
+
+    found: dict[torch.device, Place] = {}
+    monkeypatch.setattr(device_queues, "device_of", lambda where: found.setdefault(where, Place(where)))
+
+    def loop(name):
+        for turn in range(2):
+            log.append(f"{name}{turn}")
+            yield turn
+
+    places = [torch.device("cuda:0"), torch.device("cuda:1")]
+    first, second = in_queues_apart([loop("a"), loop("b")], places, "")
+    assert [next(first), next(second), next(first)] == [0, 0, 1]
+    turns = [("1", "a0"), ("2", "b0"), ("1", "a1")]
+    assert log == [
+        line
+        for number, said in turns
+        for line in (
+            f"in cuda:1 {number}", f"in cuda:0 {number}", said, f"out cuda:0 {number}", f"out cuda:1 {number}",
+        )
+    ]  # fmt: skip
+    one, two = loop("a"), loop("b")
+    assert in_queues_apart([one], places, "") == [one]
+    assert in_queues_apart([one, two], places, "flashinfer") == [one, two]
+    monkeypatch.setattr(device_queues, "device_of", HostDevice)
+    assert in_queues_apart([one, two], [torch.device("cpu")], "") == [one, two]

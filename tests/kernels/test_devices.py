@@ -39,9 +39,9 @@ class Runtime:
         self.usual[stream.device] = before
 
     @contextmanager
-    def graph(self, graph: "Graph") -> Iterator[None]:
+    def graph(self, graph: "Graph", stream: "Stream") -> Iterator[None]:
         self.log.append("record")
-        with self.stream(Stream(self, torch.device("cuda:0"), "recorded")):
+        with self.stream(stream):
             yield
         self.log.append("recorded")
 
@@ -184,11 +184,11 @@ def test_what_several_devices_are_told_is_one_recording(runtime: Runtime) -> Non
         "enter cuda:0",
         "memory of cuda:1 from a pool after 'enter cuda:1'",
         "record",
-        "stream 0 of cuda:1 behind recorded",
+        "stream 0 of cuda:1 behind stream 0",
         "enter cuda:0",
-        ["recorded", "stream 0 of cuda:1"],
+        ["stream 0", "stream 0 of cuda:1"],
         "leave",
-        "recorded behind stream 0 of cuda:1",
+        "stream 0 behind stream 0 of cuda:1",
         "recorded",
         "usual memory of cuda:1",
         "leave",
@@ -199,6 +199,9 @@ def test_what_several_devices_are_told_is_one_recording(runtime: Runtime) -> Non
     branches = dict(device._beside)
     device.record_launch(launch, [second])
     assert device._beside == branches, "or each recording takes memory of cuBLAS on another queue"
+    with device.queue().inside():
+        device.record_launch(launch, [second])
+    assert len(device._beside) == 2 * len(branches), "what two queues replay beside one another shares none"
 
 
 def test_a_thread_enters_its_device(runtime: Runtime) -> None:

@@ -126,9 +126,11 @@ class LayerLoop(Generic[T]):
         ends_3S = torch.tensor(ends, dtype=torch.int32)
         paged = replace(paged, block_table_SB=table_SB)
         made = chain.draft_tokens(token_T, hidden_TH, paged, ends_3S, self.drafter.least, size)
-        self._load.predicted(made.expert_RK[: paged.tokens], decodes)
+        self._load.predicted(
+            0, made.expert_RK[: paged.tokens], decodes
+        )  # on a CPU, where there are no queues
         if len(further_RK := made.expert_RK[paged.tokens :]):
-            self._load.predicted(further_RK, len(further_RK))
+            self._load.predicted(0, further_RK, len(further_RK))
         tokens, likely = made.token_SD.tolist(), made.likely_SD.tolist()
         for one in drafted:
             for token, confidence in zip(tokens[one.chunk], likely[one.chunk], strict=True):

@@ -121,7 +121,7 @@ class GraphRunner(Generic[T]):
             known.computed = self._compute(known.padded.step)
 
         try:
-            return self._device.record_launch(launch, self._layers.model.further)
+            return self._device.record_launch(launch, self._layers.model.places[1:])
         except RuntimeError as error:  # of the device: a launch that cannot be recorded
             raise NotRecordable(str(error)) from error
 

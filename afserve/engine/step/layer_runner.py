@@ -141,7 +141,7 @@ class LayerRunner(Generic[T]):
         (layer,), (attend,) = self.model.predicting, self._kv.predicting
         half = attend(x_TH, self.model.ops.bind_batch(paged))
         if half.expert_TK is not None:
-            self.load.predicted(half.expert_TK, decodes)
+            self.load.predicted(self.index, half.expert_TK, decodes)
         yield from self._feed_forward(layer, len(self.model.layers), x_TH, half, None)
         self._given_up()
         return x_TH

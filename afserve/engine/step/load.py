@@ -4,9 +4,13 @@ Used by the thread that steps the node and by nobody else: what was counted leav
 nothing here waits for it but `take`. Shapes: T tokens, K top-k, L MoE layers, E experts.
 """
 
+from collections.abc import Sequence
+from functools import reduce
+
 import torch
 from torch import Tensor
 
+from afserve.kernels.devices.opened import device_of
 from afserve.placement.rebalance.stats import RoutedRows
 from afserve.spec import ModelSpec
 
@@ -29,6 +33,7 @@ class Waiting:
 
     def take(self) -> Tensor:
         """On the host, and from now on counted from zero."""
+        device_of(self._counted_LE.device).finish()  # notes are of a micro-batch's queue
         self._count()
         taken_LE = self._counted_LE.clone() if self._counted_LE.is_cpu else self._counted_LE.cpu()
         self._counted_LE.zero_()
@@ -59,8 +64,11 @@ class ExpertLoad:
         self.newest: list[Tensor | None] = [None] * micro_batches  # of the last step, (L, T, K)
         own = layers - predictors
         self._experts, every = experts, choices or experts
-        self._decode, self._prefill = (Waiting(own, every, device) for _ in range(2))
-        self._predicted = [Waiting(predictors, every, device) for _ in range(2)]  # decoding, prompts
+        # of each micro-batch, decoding and prompts
+        self._steps = [[Waiting(own, every, device) for _ in range(2)] for _ in range(micro_batches)]
+        self._predicted = [
+            [Waiting(predictors, every, device) for _ in range(2)] for _ in range(micro_batches)
+        ]
         self._commits = 0
         self._touched: dict[int, int] = {}
 
@@ -98,13 +106,13 @@ class ExpertLoad:
                 self._touched[micro_batch] = sum(
                     0 <= e < self._experts for e in {*chosen_TK.flatten().tolist()}
                 )
-        _share(noted_LTK, decodes, self._decode, self._prefill)
+        _share(noted_LTK, decodes, *self._steps[micro_batch])
 
-    def predicted(self, expert_TK: Tensor, decodes: int) -> None:
+    def predicted(self, micro_batch: int, expert_TK: Tensor, decodes: int) -> None:
         """The layer of multi-token prediction ran for these rows, the first `decodes` of which were no prompt's. One
         without experts has no columns."""
         if expert_TK.shape[1]:
-            _share(expert_TK[None], decodes, *self._predicted)
+            _share(expert_TK[None], decodes, *self._predicted[micro_batch])
 
     def touched(self, micro_batch: int) -> int | None:
         """Distinct experts of one layer in its last step, if they were counted: now and then, and on no device."""
@@ -112,13 +120,19 @@ class ExpertLoad:
 
     def take(self) -> RoutedRows:
         """What was committed since the last call, every row in exactly one of them."""
-        decode, prefill = self._predicted
-        return RoutedRows(
-            *(
-                torch.cat((own.take(), predicted.take()))[:, : self._experts].contiguous().numpy()
-                for own, predicted in ((self._prefill, prefill), (self._decode, decode))
+        decode_LE, prefill_LE = (
+            torch.cat(
+                [_taken([each[kind] for each in waiting]) for waiting in (self._steps, self._predicted)]
             )
+            for kind in range(2)
         )
+        return RoutedRows(
+            *(each[:, : self._experts].contiguous().numpy() for each in (prefill_LE, decode_LE))
+        )
+
+
+def _taken(waiting: Sequence[Waiting]) -> Tensor:
+    return reduce(torch.add, (one.take() for one in waiting))
 
 
 def _share(expert_LTK: Tensor, decodes: int, decode: Waiting, prefill: Waiting) -> None:

@@ -86,7 +86,7 @@ class StackRunner(Generic[T]):
             return (yield from layers.run_predictor(x_TH, paged, decodes))
         done = layers.model.ops.run_stack(self._predictor, x_TH, (paged,), None, None)
         for expert_TK in done.expert_LTK:
-            layers.load.predicted(expert_TK, decodes)
+            layers.load.predicted(layers.index, expert_TK, decodes)
         layers.meter.computed(len(done.expert_LTK), done.ffn_seconds, done.waited)
         return x_TH
 
