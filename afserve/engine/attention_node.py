@@ -65,15 +65,14 @@ class AttentionNode(Generic[T]):
         groups: Sequence[KvGroup] = (),
         draft_model: DraftModel | None = None,
     ) -> None:
-        """`weights` names the numbers that were loaded, and `groups` are what layers keep, as `KvCache` wants both.
-        Without `guides` no request may have a grammar. `draft_model`: the one that `config` names."""
+        """`weights` names the numbers that were loaded, `groups` are what layers keep: see `KvCache`. No grammar without
+        `guides`. `draft_model`: the one that `config` names."""
         spec, self._link, self._config, self.isa = model.spec, link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
-        self.kv.on_forgotten = self.told.gone
-        self._pictures, cached = PictureRows(model), (self.kv.pool, self.told)
+        self.kv.on_forgotten, self._pictures = self.told.gone, PictureRows(model)
         seeing = spec.encoder, self._pictures.reach
-        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, *cached, *seeing)
+        self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told, *seeing)
         self._load = ExpertLoad.of(spec, config.micro_batches, model.ops.device)
         self._meter = Meter(clock or MonotonicClock(), trace)
         runners = choose_runners(model, self.kv, link, self._load, self._meter, config)
@@ -89,9 +88,8 @@ class AttentionNode(Generic[T]):
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
         ]
-        self._loops = in_queues_apart(
-            [m.run() for m in self._micro_batches], model.places, config.gpu_kernels
-        )
+        turns = [m.run() for m in self._micro_batches]
+        self._loops = in_queues_apart(turns, model.places, config.gpu_kernels)
         self._tickets: list[T | Fetch | None] = [None] * config.micro_batches
         self._pace = Pace(config.micro_batches) if config.adaptive else None
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
