@@ -24,11 +24,7 @@ KERNEL = {
 # What has local loads in a loop, with one of the Tritons at least.
 SLOW = {
     90: {"mla 64 heads decode", "mla 64 heads prompt", "choice 64 heads bf16"},
-    100: {
-        "choice 64 heads bf16",
-        "gqa 16 heads of 256 prompt",
-        *(f"experts {bits} rows {rows}" for bits in ("int4", "int4g128", "mxfp4") for rows in (100, 600)),
-    },
+    100: {"choice 64 heads bf16"},
 }
 
 
