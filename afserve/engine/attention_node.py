@@ -65,8 +65,8 @@ class AttentionNode(Generic[T]):
         groups: Sequence[KvGroup] = (),
         draft_model: DraftModel | None = None,
     ) -> None:
-        """`weights` names the numbers that were loaded, `groups` are what layers keep: see `KvCache`. No grammar without
-        `guides`. `draft_model`: the one that `config` names."""
+        """`weights` names the numbers that were loaded, `groups` are what layers keep (see `KvCache`). No grammar
+        without `guides`. `draft_model`: the one that `config` names."""
         spec, self._link, self._config, self.isa = model.spec, link, config, model.ops.isa
         self.kv = KvCache(model, config, weights, groups)
         self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
