@@ -10,6 +10,7 @@ import torch
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.m2n.rows import fused_on
 from afserve.comm.transport import Box, Layout, SharingRegions, Transport
 from afserve.errors import ConfigError
 
@@ -41,7 +42,11 @@ def open_port(
 
 
 def warm_exchange(layout: Layout, nodes: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Nothing where none was agreed on. See `rehearsal.rehearse`."""
+    """What fills a message, and, where an exchange was agreed on, its kernels: see `rehearsal.rehearse`."""
+    if fused_on(device) is not None:
+        from afserve.comm.m2n.fused_message import rehearse_message
+
+        rehearse_message(layout, device, dtype)
     if layout.exchange:
         from afserve.comm.device_exchange.rehearsal import rehearse
 

@@ -3,10 +3,12 @@
 Kernels are imported by who has such a device. Shapes as in `rows.py`.
 """
 
+import torch
 from torch import Tensor
 
 from afserve.comm.m2n.routes import LayerRoutes
-from afserve.comm.transport import Parcel
+from afserve.comm.mailbox.wire import Frame
+from afserve.comm.transport import Header, Kind, Layout, Parcel
 from afserve.kernels.triton.config import FUSED
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, planned, power_of_two
 from afserve.kernels.triton.symm_exchange import fill_message
@@ -43,3 +45,18 @@ def _filling(
         (hidden, stride, node * slots, slots, experts - 1, replicas, scales),
         CHOICES=choices, WIDTH=power_of_two(choices), COLUMNS=columns, FP8=scales > 0, **FUSED,
     )  # fmt: skip
+
+
+def rehearse_message(layout: Layout, device: torch.device, dtype: torch.dtype, rows: int = 1) -> Parcel:
+    """One that nobody is sent, so that the kernel is compiled before one waits for it: `dtype` is that of the rows."""
+    scales, wire = Frame(Kind.DISPATCH, layout).scales, layout.dispatch_wire
+
+    def memory(columns: int, kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.zeros((rows, columns), dtype=kind, device=device)
+
+    slot_RK, x_TH = memory(layout.top_k, torch.int32), memory(layout.hidden, dtype)
+    routes = LayerRoutes(slot_RK[:, :1], memory(1), 1, layout.slots)
+    x_RH, scale_RS = memory(layout.hidden, wire.dtype), memory(scales) if scales else None
+    parcel = Parcel(Header(Kind.DISPATCH, 0, 0, 0, rows, wire), x_RH, slot_RK, memory(layout.top_k), scale_RS)
+    fill(routes, 0, x_TH, slot_RK.clone(), memory(layout.top_k), parcel)
+    return parcel

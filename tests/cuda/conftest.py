@@ -21,7 +21,8 @@ def pretended_gpus(guard: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In inference mode PyTorch shows a mode whole operations such as `to`, which its fake mode cannot run."""
     monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
     monkeypatch.setattr("afserve.kernels.devices.cuda.CudaDevice", PretendedDevice)
-    monkeypatch.setattr("afserve.comm.m2n.link.fused_on", lambda device: None)
+    for user in ("m2n.link", "device_exchange.wire"):
+        monkeypatch.setattr(f"afserve.comm.{user}.fused_on", lambda device: None)
 
 
 @pytest.fixture

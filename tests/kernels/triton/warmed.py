@@ -15,6 +15,7 @@ from triton.runtime import driver
 
 from afserve.comm.device_exchange import rehearsal
 from afserve.comm.device_exchange.ends import Patience
+from afserve.comm.m2n.fused_message import rehearse_message
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine import warm
 from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of
@@ -59,6 +60,7 @@ def main(folder: str) -> None:
     layout = layout_for(source, spec, exchanged, spec.experts)
     for nodes in (1, 2):  # an expert node's end, and one of an attention node
         rehearsal.exchange_with_itself(layout, nodes, device, dtype, Patience())
+    rehearse_message(layout, device, dtype)
     before = set(seen)
     serve = warm._step
     for queries, context in SERVED:
@@ -69,6 +71,7 @@ def main(folder: str) -> None:
         for nodes, slots in ((1, 1), (2, 6), (3, 64)):
             served = replace(layout, slots=slots)
             rehearsal.exchange_with_itself(served, nodes, device, dtype, Patience())
+            rehearse_message(served, device, dtype, rehearsal.ROWS)
     late = sorted({name for name, _ in seen - before})
     print(json.dumps({"steps": steps, "calls": calls, "compiled": len(before), "late": late}))
 
