@@ -5,7 +5,7 @@ import re
 from afserve.errors import ConfigError, shown
 
 OWN, INSTALLED = "auto", "installed"
-GPU_LIBRARIES = {"flashinfer": "flashinfer", "fla": "fla"}
+GPU_LIBRARIES = {"flashinfer": "flashinfer", "deep-gemm": "deep_gemm", "fla": "fla"}
 """Whose kernels may stand in the place of our own on GPUs, the first before the others: by the name that --gpu-kernels
 and an extra of afserve have for it, the package that is imported. Its adapter has that name in `kernels/libraries`."""
 _UNITS = {f"{letter}{end}": base ** (power + 1)

@@ -19,10 +19,15 @@ from afserve.kernels.packed import ExpertShape, Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.experts_apart import quantise_places
 from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
+<<<<<<< HEAD
 from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.permute import plan_rows
+=======
+from afserve.kernels.triton.permute import RowPlan, plan_rows
+>>>>>>> 41b5a527 (DeepGEMM may multiply FP8 experts on Hopper and Blackwell; the first run on a GPU compares other libraries with our kernels. LINES rises for the adapters)
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it
@@ -51,9 +56,15 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
     kinds = [kind for kind in KINDS if ops.holds_fp8(torch.bfloat16) or kind != "fp8"]
     return {
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
+<<<<<<< HEAD
         "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
         "gqa": partial(gqa, ops), "mla": partial(mla, ops), "mla-prompts": partial(mla_prompts, ops),
         "choice": partial(choices, ops), "near": near_rows,
+=======
+        "experts-apart": apart, "plan": partial(plans, ops), "router": partial(routers, ops),
+        "small": partial(small, ops), "gqa": partial(gqa, ops), "mla": partial(mla, ops),
+        "mla-prompts": partial(mla_prompts, ops), "choice": partial(choices, ops),
+>>>>>>> 41b5a527 (DeepGEMM may multiply FP8 experts on Hopper and Blackwell; the first run on a GPU compares other libraries with our kernels. LINES rises for the adapters)
     }  # fmt: skip
 
 
@@ -82,6 +93,17 @@ def _ffn(ops: TritonBackend, kind: str, hidden: int, inner: int, rows: int) -> N
     }[kind]()
     slot, weight = zeros(rows, 1, dtype=I32), zeros(rows, 1, dtype=F32)
     ops.expert_ffn(zeros(rows, hidden), slot, weight, packed, zeros(rows, hidden, dtype=F32), False)
+
+
+def apart() -> Iterator[Launch]:
+    """What lies around the products of an FP8 expert that a library multiplies."""
+    hidden, inner = DEEPSEEK
+    places, weight = 512, zeros(8, 8, dtype=F32)
+    plan = RowPlan(zeros(places, dtype=I32), zeros(4, dtype=I32), zeros(8, 8, dtype=I32), 128)
+    for powers, name in ((False, "float32 scales"), (True, "powers of two")):
+        yield f"rows of places, {name}", partial(quantise_places, zeros(8, hidden), plan, 8, None, powers)
+        both = zeros(places, 2 * inner)
+        yield f"SwiGLU of places, {name}", partial(quantise_places, both, plan, 8, weight, powers)
 
 
 def plans(ops: TritonBackend) -> Iterator[Launch]:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from afserve.config_texts import GPU_LIBRARIES
 from bench.gpu_runner import Step
 from bench.kernels_cuda import GROUPS
 from bench.origin import ROOT
@@ -49,6 +50,9 @@ def steps(device: str, wheels: Path, scale: float) -> list[Step]:
         planned += [
             step(f"kernels-{group}", *module("kernels_cuda", "--failures", "--only", group), minutes=1.5)
             for group in GROUPS
+        ]
+        planned += [
+            step(f"library-{name}", *module("gpu_libraries", name), minutes=2) for name in GPU_LIBRARIES
         ]
     planned += [step(f"engine-{name}", *own("engine", name), minutes=1.5) for name in TOPOLOGIES]
     return planned

@@ -1,7 +1,8 @@
 """Wheels for a machine without a network: Python 3.12 on Linux, beside the torch 2.11 that is there already.
 
 `python -m bench.gpu_first_run --prepare` downloads what afserve and its tests need but torch, its libraries and Triton;
-there, the run's first step unpacks them: `python -m bench.gpu_prepare unpack FOLDER`. Nothing is installed.
+there, the run's first step unpacks them: `python -m bench.gpu_prepare unpack FOLDER`. Nothing is installed. Of the
+libraries that are compared with own kernels FlashInfer is left out: its wheel alone has 97 MiB.
 """
 
 import argparse
@@ -21,16 +22,17 @@ PLATFORMS = (*(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 27, 28, 31, 34)),
 MOST = 60 << 20  # bytes of all wheels: what may be carried there
 THERE = ("torch", "numpy", "triton")  # with the machine's torch, and each of them large
 TESTS = ("pytest", "pytest-timeout", "hypothesis", "pybind11", "setuptools")
+COMPARED = ("fla-core", "sgl-deep-gemm")  # 6 MiB, with what they need
 NAME = re.compile(r"^[A-Za-z0-9._-]+")
 TIME = 600
 
 
 def wanted(pyproject: str, constraints: str) -> list[str]:
-    """Pinned requirements, `name==version`: those of the project and of its tests that the machine has not. What these
-    need is found by pip, at constraints.txt's versions."""
+    """Requirements, `name==version` where they are pinned: those of the project, of its tests and of the libraries that
+    are compared that the machine has not. What these need is found by pip, at constraints.txt's versions."""
     declared = [_name(line) for line in tomllib.loads(pyproject)["project"]["dependencies"]]
     pins = dict(line.split("==") for line in constraints.split() if "==" in line)
-    names = [name for name in (*declared, *TESTS) if name not in THERE]
+    names = [name for name in (*declared, *TESTS, *COMPARED) if name not in THERE]
     return [f"{name}=={pins[name]}" if name in pins else name for name in dict.fromkeys(names)]
 
 

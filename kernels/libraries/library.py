@@ -18,7 +18,9 @@ from torch import Tensor
 from afserve.config_texts import GPU_LIBRARIES, INSTALLED, libraries_of
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaShape
+from afserve.kernels.libraries.products import GroupedProducts
 from afserve.kernels.libraries.tested import TestedOps
+from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.states.rules import OWN, StateMoves
 
@@ -64,6 +66,10 @@ class Library:
 
     def moves(self, shape: DeltaShape, dtype: torch.dtype) -> StateMoves | None:
         """Who moves states of such layers, for rows of `dtype`."""
+        return None
+
+    def products(self, shape: ExpertShape) -> GroupedProducts | None:
+        """For slots of FP8 weights that are made; tested here."""
         return None
 
 
@@ -123,6 +129,10 @@ class Libraries:
     def moves(self, shape: DeltaShape, dtype: torch.dtype) -> StateMoves:
         found = (library.moves(shape, dtype) for library in self.opened)
         return next((moves for moves in found if moves is not None), OWN)
+
+    def products(self, shape: ExpertShape) -> GroupedProducts | None:
+        found = (library.products(shape) for library in self.opened)
+        return next((products for products in found if products is not None), None)
 
 
 def _open(name: str, device: torch.device) -> Library:

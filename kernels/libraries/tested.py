@@ -37,7 +37,7 @@ class TestedOps:
         if key not in self.passed:
             reason = _reason(test)
             if reason:
-                self._refuse(op, size, reason)
+                self.refuse(op, size, reason)
             else:
                 self.passed[key] = ""
                 log.info("%s computes %s of %s", self.library, op, size)
@@ -50,10 +50,13 @@ class TestedOps:
         try:
             return call()
         except FAILS as error:
-            self._refuse(op, size, f"while serving: {_words(error)}")
+            self.refuse(op, size, f"while serving: {_words(error)}")
             return None
 
-    def _refuse(self, op: str, size: Hashable, reason: str) -> None:
+    def refuse(self, op: str, size: Hashable, reason: str) -> None:
+        """It is used no more."""
+        if self.passed.get((op, size)) == reason:
+            return
         self.passed[op, size] = reason
         log.warning("%s: %s of %s is not used: %s; own kernels compute it", self.library, op, size, reason)
 

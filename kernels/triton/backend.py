@@ -6,6 +6,7 @@ checks no arguments (`ops.py` did) and asks `triton_tiles` for tiles. Shapes as 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Self, TypeVar, cast
 
 import torch
@@ -26,6 +27,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.triton import experts as triton_experts
+from afserve.kernels.triton import experts_apart as apart
 from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
 from afserve.kernels.triton import norm as triton_norm
@@ -70,7 +72,7 @@ class TritonBackend(LatentBackend):
         libraries: Libraries | None = None,
     ) -> None:
         super().__init__(device, multiprocessors, tiles or TileTable(), parts)
-        self._has_fp8, self._libraries = has_fp8, libraries or Libraries()
+        self._has_fp8, self.libraries = has_fp8, libraries or Libraries()
         self._expert_tiles = planned(self.tiles.expert_tiles)
         self._four_bit_tiles = planned(self.tiles.four_bit_tiles)
 
@@ -105,7 +107,7 @@ class TritonBackend(LatentBackend):
         return dtype in CODED
 
     def explain(self) -> str:
-        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}{self._libraries.tell_libraries()}"
+        return f"Triton {triton.__version__} on {self.device}, {self.tiles.explain()}{self.libraries.tell_libraries()}"
 
     def empty_experts(self, shape: ExpertShape, int8: bool = False) -> PackedExperts:
         if shape.gating.odd and not int8:
@@ -152,6 +154,7 @@ class TritonBackend(LatentBackend):
             zeros(slots, hidden, inner, of=FP8),
             zeros(slots, 2 * across_i, across_h, of=torch.float32),
             zeros(slots, across_h, across_i, of=torch.float32),
+            products=self.libraries.products(shape),
         )
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype=shape.dtype)
 
@@ -194,6 +197,8 @@ class TritonBackend(LatentBackend):
             weights.gate_up_scale[slot, block : block + blocks].copy_(weight.scale)
         weights.down_EHI[slot].copy_(down.q_OI)
         weights.down_scale[slot].copy_(down.scale)
+        if weights.products is not None:
+            weights.products.expect_scales(gate.scale, up.scale, down.scale)
 
     def expert_ffn(
         self,
@@ -219,20 +224,24 @@ class TritonBackend(LatentBackend):
             triton_bits.expert_ffn(rows, *chosen, experts.handle, tiles, out_RH, add)
             return
         weights = _weights(experts)
+        chosen = slot_RK.contiguous(), weight_RK.contiguous()
+        products = weights.products
+        if products is not None and len(rows):
+            told = partial(apart.expert_ffn, rows, *chosen, weights, products, out_RH, add)
+            if products.compute_apart(told):
+                return
         tiles = self._expert_tiles(weights.kind, each)
-        triton_experts.expert_ffn(
-            rows, slot_RK.contiguous(), weight_RK.contiguous(), weights, tiles, out_RH, add
-        )
+        triton_experts.expert_ffn(rows, *chosen, weights, tiles, out_RH, add)
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        normed_TH = self._libraries.norm_rows(x_TH, weight_H, eps)
+        normed_TH = self.libraries.norm_rows(x_TH, weight_H, eps)
         return triton_norm.rms_norm(x_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def add_sums(self, x_TH: Tensor, y_TH: Tensor, bad_T: Tensor | None, layer: int) -> None:
         triton_norm.add_sums(x_TH, y_TH, bad_T, layer)
 
     def add_rms_norm(self, x_TH: Tensor, y_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-        normed_TH = self._libraries.norm_sums(x_TH, y_TH, weight_H, eps)
+        normed_TH = self.libraries.norm_sums(x_TH, y_TH, weight_H, eps)
         return triton_norm.add_rms_norm(x_TH, y_TH, weight_H, eps) if normed_TH is None else normed_TH
 
     def add_parts(self, parts: Sequence[Tensor]) -> Tensor:
@@ -264,25 +273,25 @@ class TritonBackend(LatentBackend):
 
     def _ready(self, layer: AnyLayer) -> AnyLayer:
         """Before a node says ready libraries' ops are tested with the sizes of its layers."""
-        self._libraries.test_norms(layer.input_norm_H.shape[0], layer.input_norm_H.dtype)
+        self.libraries.test_norms(layer.input_norm_H.shape[0], layer.input_norm_H.dtype)
         return _with_gate_like_rows(layer)
 
     def bind_gqa(self, prepared: PreparedGqa, k_NGBD: Tensor, v_NGBD: Tensor) -> BoundGqa:
         layer = prepared.layer
         if layer.sink_A is None:
-            self._libraries.test_attention(layer.heads, k_NGBD, v_NGBD, layer.scale, layer.window)
+            self.libraries.test_attention(layer.heads, k_NGBD, v_NGBD, layer.scale, layer.window)
         return super().bind_gqa(prepared, k_NGBD, v_NGBD)
 
     def prepare_states(self, layer: StateLayer) -> FusedStates | None:
         """Single ops run."""
         if layer.mixer is not None and layer.mixer.delta is not None:
-            self._libraries.test_delta(layer.mixer.delta.shape, layer.input_norm_H.dtype)
+            self.libraries.test_delta(layer.mixer.delta.shape, layer.input_norm_H.dtype)
         return None
 
     def delta(
         self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
     ) -> Tensor:
-        moves = self._libraries.moves(layer.shape, rows.mixed_TC.dtype)
+        moves = self.libraries.moves(layer.shape, rows.mixed_TC.dtype)
         return delta_rows(rows, layer, state_NF, block_size, batch, moves)
 
     def rope(
@@ -319,7 +328,7 @@ class TritonBackend(LatentBackend):
         sink_A: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         if sink_A is None:
-            seen_TAD = self._libraries.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
+            seen_TAD = self.libraries.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
             if seen_TAD is not None:
                 return seen_TAD
         decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())

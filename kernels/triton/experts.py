@@ -16,6 +16,7 @@ from torch import Tensor
 import triton
 import triton.language as tl
 from afserve.kernels.formats.scaled import GROUP
+from afserve.kernels.libraries.products import GroupedProducts
 from afserve.kernels.triton.config import FUSED, ExpertTiles, Tile
 from afserve.kernels.triton.joining import PLAIN, Joint, join
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned
@@ -46,7 +47,8 @@ class _Sizes(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """gate_up_EJH (gate over up) and down_EHI. With e4m3 weights, one float32 scale per `group` x `group` block:
-    gate_up_scale is (E, 2 ceil(I / group), ceil(H / group)), gate's blocks over up's, down_scale likewise."""
+    gate_up_scale is (E, 2 ceil(I / group), ceil(H / group)), gate's blocks over up's, down_scale likewise. `products`:
+    who multiplies them, if not this file."""
 
     gate_up_EJH: Tensor
     down_EHI: Tensor
@@ -54,6 +56,7 @@ class ExpertWeights:
     down_scale: Tensor | None = None
     group: int = GROUP
     joint: Joint = PLAIN
+    products: GroupedProducts | None = None
     kind: str = field(init=False)
     sizes: _Sizes = field(init=False)
 

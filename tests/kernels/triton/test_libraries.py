@@ -87,7 +87,7 @@ def half_of(backend, device):
     ops = Ops(backend, device, 1)
     k, v = (torch.zeros(3, 2, 8, 16).bfloat16().to(device) for _ in "kv")
     bound = ops.bind_gqa(gqa_layer(ops, torch.bfloat16, device), k, v)
-    called = list(fake_calls(backend)) if backend._libraries.opened else []
+    called = list(fake_calls(backend)) if backend.libraries.opened else []
     torch.manual_seed(3)
     x = torch.randn(1, 32).bfloat16().to(device)
     half = ops.gqa_half(x, bound, batch_of(device, 1, 1, 8))
@@ -95,7 +95,7 @@ def half_of(backend, device):
 
 
 def fake_calls(backend):
-    return backend._libraries.opened[0]._norm.rmsnorm.__self__.calls
+    return backend.libraries.opened[0]._norm.rmsnorm.__self__.calls
 
 
 def test_right_answers_are_used(installed, device, close, caplog):
