@@ -86,7 +86,7 @@ class Libraries:
         opened = []
         for name in libraries_of(gpu_kernels):
             try:
-                opened.append(_open(name, device))
+                opened.append(open_library(name, device))
             except ConfigError as error:
                 if gpu_kernels != INSTALLED:
                     raise
@@ -135,7 +135,17 @@ class Libraries:
         return next((products for products in found if products is not None), None)
 
 
-def _open(name: str, device: torch.device) -> Library:
+def missed(name: str, device: torch.device) -> str:
+    """Why a library cannot be used on this device, before any op was tested; empty where it can."""
+    try:
+        open_library(name, device)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def open_library(name: str, device: torch.device) -> Library:
+    """Raises ConfigError that says what is the matter."""
     try:
         adapter = import_module(f"{__package__}.{name.replace('-', '_')}").Adapter
         opened: Library = adapter(import_module(GPU_LIBRARIES[name]), device)

@@ -91,7 +91,7 @@ def expert_ffn(
     """As `experts.expert_ffn`, of FP8 weights and at least one pair; out_RH is written last. True."""
     assert weights.gate_up_scale is not None and weights.down_scale is not None, "FP8 weights"
     plan, multiply = plan_rows(slot_RK, weights.sizes.slots, products.rows), products.multiply
-    slot_P = plan.tile_slot_M.repeat_interleave(products.rows)
+    slot_P = plan.tile_slot_M[:, None].expand(-1, products.rows).flatten()
     q_PH, scale = quantise_places(x_RH, plan, slot_RK.shape[1], None, products.powers)
     both_PJ = multiply(q_PH, scale, weights.gate_up_EJH, weights.gate_up_scale, slot_P)
     q_PI, scale = quantise_places(both_PJ, plan, slot_RK.shape[1], weight_RK, products.powers)

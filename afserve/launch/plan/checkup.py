@@ -97,6 +97,7 @@ def _engine() -> Iterator[Finding]:
         yield Finding("GPU", NOTE, "AMD's, which no kernel here is for", "everything runs on the CPU")
     elif names:
         yield Finding("GPU", OK, f"{', '.join(names)}; use it with --device cuda:0")
+        yield from libraries("cuda")
     else:
         yield Finding("GPU", NOTE, "none that torch can use", "everything runs on the CPU")
     yield _native()
@@ -104,6 +105,24 @@ def _engine() -> Iterator[Finding]:
     yield _transport()
     yield _kv_transports()
     yield deepspeed()
+
+
+def libraries(device: str) -> Iterator[Finding]:
+    """Those that are installed, whose kernels may stand in the place of our own on that device."""
+    import torch
+
+    from afserve.kernels.libraries.library import missed
+
+    for name, package in GPU_LIBRARIES.items():
+        if importlib.util.find_spec(package) is None:
+            continue
+        why = missed(name, torch.device(device))
+        if why:
+            yield Finding(
+                name, NOTE, f"installed, and of no use here: {why}", "own kernels compute everything"
+            )
+        else:
+            yield Finding(name, OK, f"with --gpu-kernels {name} what is right of it is used")
 
 
 def _native() -> Finding:
@@ -141,9 +160,7 @@ def instructions(here: Sequence[str], model: ProcessorModel) -> Finding:
 def _triton() -> Finding:
     use = "fast kernels on a GPU"
     if importlib.util.find_spec("triton") is not None:
-        there = [name for name, package in GPU_LIBRARIES.items() if importlib.util.find_spec(package)]
-        more = f"; with --gpu-kernels {','.join(there)} what is right of that, too" if there else ""
-        return Finding("triton", OK, f"installed; {use}{more}")
+        return Finding("triton", OK, f"installed; {use}")
     return Finding("triton", NOTE, "not installed", f"only for {use}: pip install 'afserve[gpu]'")
 
 

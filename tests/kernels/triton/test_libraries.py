@@ -19,6 +19,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.triton.backend import TritonBackend
 from bench.origin import ROOT
+from tests.kernels.triton.declared import expect_declared
 from tests.kernels.triton.test_backend import batch_of, gqa_layer
 
 
@@ -280,3 +281,15 @@ def test_own_kernels_are_the_default(installed, device):
     fake = installed()
     half_of(TritonBackend(device, multiprocessors=2), device)
     assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("rmsnorm", "norm/__init__.py"),
+        ("fused_add_rmsnorm", "norm/__init__.py"),
+        ("trtllm_batch_decode_with_kv_cache", "decode.py"),
+    ],
+)
+def test_the_fake_is_called_as_the_library_is(name, file):
+    expect_declared(getattr(Fake, name), "flashinfer", file)

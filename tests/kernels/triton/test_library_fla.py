@@ -19,6 +19,8 @@ from afserve.kernels.libraries.library import Libraries
 from afserve.kernels.libraries.tested import expect_close
 from afserve.kernels.states.rules import StateMoves, segments, step
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.launch.plan.checkup import libraries
+from afserve.launch.plan.checkup_disk import NOTE, OK
 from tests.kernels.test_delta import batch_of, layer_of, rows_of
 from tests.kernels.triton.declared import expect_declared
 
@@ -162,6 +164,16 @@ def test_other_rules_and_rows_are_our_own(installed, device):
     assert libraries.opened[0].ops.passed == {}
 
 
+def test_doctor_tells_what_is_installed_and_of_use(installed, device, monkeypatch):
+    installed()
+    monkeypatch.setattr("importlib.util.find_spec", {"fla": object()}.get)
+    (found,) = libraries(str(device))
+    assert (found.what, found.level) == ("fla", OK) and "--gpu-kernels fla" in found.found
+    monkeypatch.setattr(sys.modules["fla"], "__version__", "0.5.2")
+    (found,) = libraries(str(device))
+    assert found.level == NOTE and "fla-core 0.5.2 here, and 0.6 is the oldest" in found.found
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [
@@ -188,9 +200,10 @@ def test_the_library_itself(device, rule, monkeypatch):
             if isinstance(one, Autotuner):
                 one.configs = one.configs[:1]
     shape = shape_of(rule, size=16)
-    backend = opened(device, shape)
-    assert " not: " not in backend.explain()
-    read, states_NF = moved(backend, shape, device)
+    with torch.inference_mode():
+        backend = opened(device, shape)
+        assert " not: " not in backend.explain()
+        read, states_NF = moved(backend, shape, device)
     own_read, own_states = moved(TritonBackend(device, multiprocessors=2), shape, device)
     expect_close("read", read, own_read, torch.finfo(torch.bfloat16).eps, least=0.0)
     expect_close("states", states_NF, own_states, torch.finfo(torch.bfloat16).eps, least=0.0)
