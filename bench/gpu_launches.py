@@ -22,12 +22,8 @@ from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.experts_apart import quantise_places
 from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
-<<<<<<< HEAD
 from afserve.kernels.triton.near import FetchedRows
-from afserve.kernels.triton.permute import plan_rows
-=======
 from afserve.kernels.triton.permute import RowPlan, plan_rows
->>>>>>> 41b5a527 (DeepGEMM may multiply FP8 experts on Hopper and Blackwell; the first run on a GPU compares other libraries with our kernels. LINES rises for the adapters)
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it
@@ -56,15 +52,9 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
     kinds = [kind for kind in KINDS if ops.holds_fp8(torch.bfloat16) or kind != "fp8"]
     return {
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
-<<<<<<< HEAD
-        "plan": partial(plans, ops), "router": partial(routers, ops), "small": partial(small, ops),
-        "gqa": partial(gqa, ops), "mla": partial(mla, ops), "mla-prompts": partial(mla_prompts, ops),
-        "choice": partial(choices, ops), "near": near_rows,
-=======
         "experts-apart": apart, "plan": partial(plans, ops), "router": partial(routers, ops),
         "small": partial(small, ops), "gqa": partial(gqa, ops), "mla": partial(mla, ops),
-        "mla-prompts": partial(mla_prompts, ops), "choice": partial(choices, ops),
->>>>>>> 41b5a527 (DeepGEMM may multiply FP8 experts on Hopper and Blackwell; the first run on a GPU compares other libraries with our kernels. LINES rises for the adapters)
+        "mla-prompts": partial(mla_prompts, ops), "choice": partial(choices, ops), "near": near_rows,
     }  # fmt: skip
 
 
