@@ -50,7 +50,7 @@ def _of_model(found: list[dict]) -> str:
         else ""
     )
     return (
-        f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {where(found[-1])}); {rounds} round{'s' * (rounds != 1)} of a short "
+        f"**afserve itself, as `afserve plan` says and as it runs** ({found[-1]['model']}, {found[-1]['isa']}, {where(found[-1])}); {rounds} round{'s' * (rounds != 1)} of a short "
         f"calibration and of runs, medians: `python -m bench.planner_self`. Median absolute errors: {'; '.join(kinds)} (aim: 10 %). "
         f"Rates of the same run differ by {apart:.0%} to either side between rounds, in the median.{pace}\n\n"
         + table(

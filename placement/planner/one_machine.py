@@ -88,12 +88,11 @@ class OneMachine:
             kind: Curve(0.0, 1.0, 1.0, bend=bend_through(found)) for kind, found in ratios.items()
         }
         excess = [
-            run["seconds"] / self._served(nodes) - self.tpot(nodes, run["context"]) / self._served(nodes)
+            run["seconds"] - self.tpot(nodes, run["context"])
             for kind, nodes, run in self._runs(own)
             if kind == IDLE and run["requests"] == 1
         ]
-        if excess:
-            self._idle = max(median(excess), 0.0) / setting.shape.experts.layers
+        self._idle = max(median(excess), 0.0) if excess else 0.0
 
     def _runs(self, own: CurveSet) -> Iterator[tuple[str, Processes, Mapping[str, float]]]:
         for run in own.runs:
@@ -105,7 +104,8 @@ class OneMachine:
         """Seconds from a token of a request to its next, `context` tokens being cached of each."""
         setting = replace(self._setting, workload=fixed_context(context))
         each = nodes.requests / nodes.ranks / nodes.filled
-        return self._served(nodes) * step_seconds(
+        idle = self._idle if nodes.crowd(self.cores) == IDLE else 0.0
+        return idle + self._served(nodes) * step_seconds(
             self._stages(setting, nodes, each),
             cores=self.cores,
             ranks=nodes.ranks,
@@ -134,7 +134,6 @@ class OneMachine:
         devices, batch = np.array([float(experts)]), np.array([each])
         alone = afd_stages(setting, chip, chip, 1, nodes.filled, np.ones(1), devices, batch)
         here = batch * setting.targets(devices) / devices
-        idle = self._idle if nodes.crowd(self.cores) == IDLE else 0.0
 
         def calls(*, by_chance: bool) -> list[float]:
             """Of one expert node, by the messages that it computes together: the fullest node, or the mean."""
@@ -142,7 +141,7 @@ class OneMachine:
             for messages in range(1, nodes.ranks * nodes.filled + 1):
                 half = expert_half(setting, chip, messages * batch, devices, by_chance=by_chance)
                 own = setting.exchange_at_experts(here, np.array([float(messages)]))
-                found.append(float((half + own)[0]) + idle)
+                found.append(float((half + own)[0]))
             return found
 
         most, mean = calls(by_chance=True), calls(by_chance=False)
