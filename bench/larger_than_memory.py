@@ -4,18 +4,21 @@ memory the node takes, and whether its tokens are right.
     python -m bench.make_large_checkpoint --out DIR/big --layers 40
     python -m bench.make_large_checkpoint --out DIR/twin --layers 3
     python -m bench.larger_than_memory --model DIR/big --twin DIR/twin --expert-memory 6GiB --save
+    python -m bench.larger_than_memory --model DIR/model.gguf --llama-bench PATH    # beside llama.cpp on the same file
 
 The twin has the first layers of the large one and fits: its tokens with a part of its experts in memory are compared
 with those of all of them. Prompts of random tokens go to one colocated node; decoding names other experts at each
 step. The disk's own rate is what `afserve doctor --io` says of the folder, before and after, the fastest way of each.
 Seconds of a processor for each GB are the node's, with what it computes. The read rate is bytes of experts over the
-time in which any was read, with what packing them takes meanwhile.
+time in which any was read, with what packing them takes meanwhile. llama.cpp maps the file: its rounds are
+`llama-batched-bench` with prompts and answers of the same lengths, with nothing of the file in the page cache before.
 """
 
 import argparse
 import json
 import os
 import random
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -119,19 +122,20 @@ def large(
     model: Path, memory: str, rounds: int, streams: int, prompt: int, tokens: int
 ) -> list[dict[str, Any]]:
     rows = []
-    size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    size = sum(path.stat().st_size for path in files_of(model))
+    folder = model if model.is_dir() else model.parent
     flags = ["--model", str(model), "--colocated", "--kv-tokens", "4096", "--expert-memory", memory]
     with started(*flags) as here:
         here.wait_ready(_READY_S)
         before, _ = experts(here)
         watched = Resident(before["pid"])
         for turn in range(rounds):
-            disk = [disk_rate(model)]
+            disk = [disk_rate(folder)]
             start, _ = experts(here)
             seconds, answers = run(here, prompts(streams, prompt, turn), tokens, streams)
             time.sleep(1.0)  # until a heartbeat has the last counts
             end, verdict = experts(here)
-            disk.append(disk_rate(model))
+            disk.append(disk_rate(folder))
             rows.append(
                 row(start, end, verdict, disk, seconds, sum(map(len, answers)))
                 | {"streams": streams, "prompt": prompt, "expert_memory": memory, "model_bytes": size}
@@ -140,6 +144,47 @@ def large(
         most = watched.ends()
     print(json.dumps(most), flush=True)
     return [one | {f"most_{name}": most[name] for name in sorted(most)} for one in rows]
+
+
+def files_of(model: Path) -> list[Path]:
+    return sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+
+
+def peer(bench: Path, model: Path, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
+    """One round of llama.cpp. `bytes_read` is what its process had to read from the disk."""
+    for path in files_of(model):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sizes = {"-npp": prompt, "-ntg": tokens, "-npl": streams, "-c": streams * (prompt + tokens), "-t": 2}
+    flags = [word for name, size in sizes.items() for word in (name, str(size))]
+    command = [str(bench), "-m", str(model), "--output-format", "jsonl", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run_:
+        assert run_.stdout is not None
+        said, read = [], 0
+        for line in run_.stdout:
+            said.append(line)
+            read = _read_by(run_.pid) or read
+    result = next(json.loads(line) for line in said if line.startswith("{"))
+    seconds = result["t_pp"] + result["t_tg"]
+    return {
+        "kind": "llama.cpp",
+        "tokens": streams * tokens,
+        "seconds": round(seconds, 2),
+        "prompt_seconds": round(result["t_pp"], 2),
+        "bytes_read": read,
+        "streams": streams,
+        "prompt": prompt,
+        "model_bytes": sum(path.stat().st_size for path in files_of(model)),
+    }
+
+
+def _read_by(pid: int) -> int:
+    """Bytes that a process has caused to be read from disks; 0 where it is over."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def row(
@@ -174,12 +219,17 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench, of a GGUF file")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     asked = parser.parse_args()
     made = [twin_tokens(asked.twin, "512MiB")] if asked.twin else []
     for one in made:
         print(json.dumps(one), flush=True)
-    made += large(asked.model, asked.expert_memory, asked.rounds, asked.streams, asked.prompt, asked.tokens)
+    sizes = asked.streams, asked.prompt, asked.tokens
+    made += large(asked.model, asked.expert_memory, asked.rounds, *sizes)
+    for _ in range(asked.rounds if asked.llama_bench else 0):
+        made.append(peer(asked.llama_bench, asked.model, *sizes))
+        print(json.dumps(made[-1]), flush=True)
     if asked.save:
         with OUT.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(origin() | one) + "\n" for one in made)

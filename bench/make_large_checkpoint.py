@@ -2,6 +2,7 @@
 
     python -m bench.make_large_checkpoint --out DIR --layers 48     # 58 GB
     python -m bench.make_large_checkpoint --out TWIN --layers 4     # the same numbers in the first four layers
+    python -m bench.make_large_checkpoint --out DIR --gguf          # the same as one GGUF file: DIR/model.gguf
 
 Weights are pieces of one block of normal bfloat16 numbers, each tensor from a place of its own, so that no two experts
 are alike and nothing is drawn twice. Layer i has the same numbers whatever the number of layers.
@@ -13,8 +14,10 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from bench.large_gguf import write_gguf
 from bench.make_checkpoint import QWEN3_MOE, Config, qwen3_moe, write_tokenizer
 
 _POOL = 1 << 27  # numbers
@@ -36,13 +39,19 @@ def config(layers: int) -> Config:
     }
 
 
-def write_checkpoint(folder: Path, layers: int) -> int:
+def write_checkpoint(folder: Path, layers: int, *, gguf: bool = False) -> int:
     """Bytes of all tensors. Parts of it stay in no page cache."""
     folder.mkdir(parents=True, exist_ok=True)
     c = config(layers)
-    (folder / "config.json").write_text(json.dumps(c, indent=1))
     write_tokenizer(c, folder)
     pool = torch.randn(_POOL, generator=torch.Generator().manual_seed(1)).mul_(_DEVIATION).bfloat16()
+    if gguf:
+
+        def numbers(name: str, size: tuple[int, ...]) -> np.ndarray:
+            return _numbers(name, int(torch.Size(size).numel()), pool).view(torch.uint16).numpy()
+
+        return write_gguf(folder / "model.gguf", c, dict(qwen3_moe(c)), numbers, folder)
+    (folder / "config.json").write_text(json.dumps(c, indent=1))
     files: dict[str, Named] = {}
     for name, size in qwen3_moe(c):
         layer = name.split(".")[2] if name.startswith("model.layers.") else "ends"
@@ -82,8 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make a random checkpoint that is larger than memory.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--gguf", action="store_true", help="one GGUF file in place of safetensors")
     asked = parser.parse_args()
-    print(f"{write_checkpoint(asked.out, asked.layers) / 1e9:.1f} GB in {asked.out}")
+    print(f"{write_checkpoint(asked.out, asked.layers, gguf=asked.gguf) / 1e9:.1f} GB in {asked.out}")
 
 
 if __name__ == "__main__":
