@@ -28,6 +28,10 @@ def begun():
         file.write(TOKEN)
     (folder.path / "shape").mkdir(0o700)
     (folder.path / "shape" / "config.json").write_text(CONFIG)
+    weights = folder.path.parent / "weights"
+    weights.touch()
+    os.truncate(weights, 1 << 40)  # a link's file is in nobody's memory
+    (folder.path / "shape" / "model.gguf").symlink_to(weights)
     folder.log_of("expert-0").write_text("a line")
     folder.remember()
     return folder
@@ -40,6 +44,7 @@ def is_whole(folder):
         modes == [0o700, 0o600]
         and token.read_text() == TOKEN
         and (folder.path / "shape" / "config.json").read_text() == CONFIG
+        and (folder.path / "shape" / "model.gguf").readlink() == folder.path.parent / "weights"
         and not folder.path.is_symlink()
         and is_locked(folder.path)
     )

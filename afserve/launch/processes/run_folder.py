@@ -30,6 +30,7 @@ class RunFolder:
         _sweep(Path(tempfile.gettempdir()))
         self.path, self._lock = _made()
         self._files: dict[Path, bytes] = {}  # relative paths
+        self._links: dict[Path, Path] = {}  # to files of any size, a GGUF file's among them
         self._looked = time.monotonic()
         self._hindrance = ""
 
@@ -38,8 +39,10 @@ class RunFolder:
 
     def remember(self) -> None:
         """What is there now, but for logs, is what `look` puts back."""
-        files = (path for path in self.path.rglob("*") if path.suffix != _LOG and path.is_file())
-        self._files = {path.relative_to(self.path): path.read_bytes() for path in files}
+        found = {path.relative_to(self.path): path for path in self.path.rglob("*") if path.suffix != _LOG}
+        self._links = {name: path.readlink() for name, path in found.items() if path.is_symlink()}
+        own = {name: path for name, path in found.items() if name not in self._links and path.is_file()}
+        self._files = {name: path.read_bytes() for name, path in own.items()}
 
     def look(self) -> None:
         """Once a second: mend what was removed, and say so."""
@@ -70,9 +73,13 @@ class RunFolder:
             os.close(lock)
             log.warning("%s was removed; %s is made again with the same token", was, self.path)
         missing = [name for name in self._files if not (self.path / name).is_file()]
+        missing += [name for name in self._links if not (self.path / name).is_symlink()]
         for name in missing:
             (self.path / name).parent.mkdir(0o700, parents=True, exist_ok=True)
-            _write(self.path / name, self._files[name])
+            if name in self._links:
+                (self.path / name).symlink_to(self._links[name])
+            else:
+                _write(self.path / name, self._files[name])
         if whole and missing:
             log.warning("%s: %s removed; written again", self.path, ", ".join(map(str, missing)))
 
