@@ -140,9 +140,7 @@ def large(
                 row(start, end, verdict, disk, seconds, sum(map(len, answers)))
                 | {"streams": streams, "prompt": prompt, "expert_memory": memory, "model_bytes": size}
             )
-            print(json.dumps(rows[-1]), flush=True)
         most = watched.ends()
-    print(json.dumps(most), flush=True)
     return [one | {f"most_{name}": most[name] for name in sorted(most)} for one in rows]
 
 
@@ -222,15 +220,19 @@ def main() -> None:
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-batched-bench, of a GGUF file")
     parser.add_argument("--save", action="store_true", help=f"append the rows to {OUT.relative_to(ROOT)}")
     asked = parser.parse_args()
-    made = [twin_tokens(asked.twin, "512MiB")] if asked.twin else []
+    sizes = asked.streams, asked.prompt, asked.tokens
+    if asked.twin:
+        keep([twin_tokens(asked.twin, "512MiB")], asked.save)
+    keep(large(asked.model, asked.expert_memory, asked.rounds, *sizes), asked.save)
+    for _ in range(asked.rounds if asked.llama_bench else 0):
+        keep([peer(asked.llama_bench, asked.model, *sizes)], asked.save)
+
+
+def keep(made: list[dict[str, Any]], save: bool) -> None:
+    """As soon as they are known: a later part may end before its time."""
     for one in made:
         print(json.dumps(one), flush=True)
-    sizes = asked.streams, asked.prompt, asked.tokens
-    made += large(asked.model, asked.expert_memory, asked.rounds, *sizes)
-    for _ in range(asked.rounds if asked.llama_bench else 0):
-        made.append(peer(asked.llama_bench, asked.model, *sizes))
-        print(json.dumps(made[-1]), flush=True)
-    if asked.save:
+    if save:
         with OUT.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(origin() | one) + "\n" for one in made)
 
