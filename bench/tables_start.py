@@ -8,7 +8,7 @@ from bench.rows import Row, newest, rows, table, where
 
 
 def large() -> str:
-    return "\n\n".join((_starts(), _beyond_memory()))
+    return "\n\n".join(filter(None, (_starts(), _beyond_memory())))
 
 
 def _starts() -> str:
@@ -53,6 +53,8 @@ def _memory(row: Row) -> str:
 
 def _beyond_memory() -> str:
     every = [row for row in rows("larger_than_memory") if row["kind"] != "twin"]
+    if not every:
+        return ""
     rounds: dict[tuple[object, ...], list[Row]] = {}
     for row in every:
         sizes = row["model_bytes"], row["streams"], row["prompt"], row["tokens"]

@@ -99,8 +99,21 @@ def test_starts(monkeypatch):
     memory = {"own_mib": {"expert-0": 2000}, "resident_mib": {"expert-0": 2100}}
     one = {**common, **read, **memory, "model": "m", "from": "disk"}
     made = {**common, **memory, "model": "n", "from": "random", "layers": 4, "flags": "--expert-dtype int4"}
-    monkeypatch.setattr(tables_start, "rows", lambda name: [{**row, **MADE} for row in (one, made)])
-    drawn_lines = tables_start.large().splitlines()
+    large = {
+        "kind": "large",
+        "model_bytes": 2 * 10**9,
+        "streams": 1,
+        "prompt": 8,
+        "tokens": 8,
+        "expert_memory": "1GiB",
+    }
+    large |= {"share_of_disk": 0.8, "found_in_memory": 0.5, "most_RssAnon": 10**9, "bytes_read": 10**9}
+    found = [{**large, "seconds": seconds, "read_rate": seconds * 1e9} for seconds in (1.0, 3.0, 2.0)]
+    of_file = {"start": (one, made), "larger_than_memory": found}
+    monkeypatch.setattr(tables_start, "rows", lambda name: [{**row, **MADE} for row in of_file[name]])
+    starts, beyond = tables_start.large().split("**A checkpoint larger than memory**")
+    assert " | 2.0 (1.0 to 3.0) | 1.0 (1.0 to 1.0) | 2.00 (1.00 to 3.00) | 0.80 (0.80 to 0.80) | " in beyond
+    drawn_lines = starts.strip().splitlines()
     assert (
         drawn_lines[-2]
         == "| m | 2.0 GB, disk | 4.0 (2.0) | 0.50 | 1.00, 10.00 | expert-0 2,000 (2,100) | 3,000 | 3.0 |"
