@@ -19,7 +19,7 @@ from afserve.config_texts import GPU_LIBRARIES, INSTALLED, libraries_of
 from afserve.errors import ConfigError
 from afserve.kernels.delta import DeltaShape
 from afserve.kernels.libraries.products import GroupedProducts
-from afserve.kernels.libraries.tested import TestedOps
+from afserve.kernels.libraries.tested import FAILS, TestedOps
 from afserve.kernels.packed import ExpertShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.states.rules import OWN, StateMoves
@@ -149,12 +149,9 @@ def open_library(name: str, device: torch.device) -> Library:
     try:
         adapter = import_module(f"{__package__}.{name.replace('-', '_')}").Adapter
         opened: Library = adapter(import_module(GPU_LIBRARIES[name]), device)
-    except (
-        ImportError,
-        OSError,
-        AssertionError,
-        RuntimeError,
-    ) as error:  # what loading a shared library may raise
+    except ConfigError:
+        raise
+    except FAILS as error:
         raise ConfigError(
             f"--gpu-kernels: {name} cannot be imported ({error}); pip install 'afserve[{name}]', or leave it out: own "
             "kernels compute everything",
@@ -177,6 +174,6 @@ def version_of(distribution: str, module: ModuleType) -> str:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """ "0.6.7.post1" -> (0, 6, 7)."""
+    """The leading numbers: 0.6.7.post1 -> (0, 6, 7)."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("afserve.kernels")
-FAILS = RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError, ImportError
+FAILS = Exception  # what compilers, launchers and bindings of others raise has no common parent
 Answer = TypeVar("Answer")
 STEPS = 8  # roundings of the answer's dtype that two right answers may be apart
 

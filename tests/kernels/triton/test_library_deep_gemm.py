@@ -166,6 +166,16 @@ def test_other_chips_have_no_such_products(opened):
         opened((8, 9))
 
 
+def test_a_library_without_its_calls_is_not_opened(monkeypatch, device):
+    """As where its compiled part has no products for these chips."""
+    module = ModuleType("deep_gemm")
+    module.__version__ = "0.2.5"
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    monkeypatch.setattr("afserve.kernels.libraries.deep_gemm.chip_of", lambda device: Chip("a chip", H100, 8))
+    with pytest.raises(ConfigError, match=r"deep-gemm cannot be imported .*get_mk_alignment"):
+        Libraries.open_named("deep-gemm", device)
+
+
 def test_the_double_is_called_as_the_library_is():
     expect_declared(Double.m_grouped_fp8_fp4_gemm_nt_contiguous, "deep_gemm", "__init__.py")
     expect_declared(Double.get_mk_alignment_for_contiguous_layout, "deep_gemm", "utils/layout.py")

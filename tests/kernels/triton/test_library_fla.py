@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
 
 from afserve.kernels.delta import DeltaShape
 from afserve.kernels.layer import MixerParts, StateLayer
@@ -131,7 +132,7 @@ def wrong(answer):
 
 
 def raises(answer):
-    raise RuntimeError("out of resource: shared memory")
+    raise OutOfResources(300_000, 232_448, "shared memory")
 
 
 @RULES
@@ -151,7 +152,7 @@ def test_wrong_answers_and_failures_are_our_own(installed, device, rule, spoil):
     read, states = moved(backend, shape, device)
     expect_close("read", read, truth[0], 2.0**-20)
     expect_close("states", states, truth[1], 2.0**-20)
-    assert backend.explain().count("while serving: RuntimeError: out of resource") == 2
+    assert backend.explain().count("while serving: OutOfResources: out of resource") == 2
     assert len(double.calls) == 2 + 2, "each was asked once more"
 
 
