@@ -136,6 +136,9 @@ void Panels::pack_ggml(int index, const void* rows, const std::function<int(int)
       put_scales(types_[panel], group, within, to);
       to += shape.scale_bytes();
       codes_of(types_[panel], group, codes);
+#if defined(__aarch64__)
+      for (int i = 0; i < shape.inputs; i++) codes[i] ^= uint8_t(shape.offset);
+#endif
       for (int b = 0; b < shape.blocks(); b++, to += shape.block_bytes())
         put_block(shape.bits, codes + b * BLOCK, within % 16, to + within / 16 * shape.tile_bytes());
     }

@@ -8,7 +8,10 @@
 //   Q6_K               a float16; then sixteen scales, int8
 // A tile has eight vectors of 64 codes, two for eight inputs: of a column the first has inputs 0, 4, 1, 5, the second 2, 6, 3, 7.
 // Codes of 8 bits lie so. Of others, two vectors share a line by their lower four bits, and the bits above lie behind these
-// lines: vector v has bit v (Q5), or bits 2 (v % 4) and the next of line v / 4 (Q6). On Arm a vector is eight inputs of 16 columns, 128 bytes.
+// lines: vector v has bit v (Q5), or bits 2 (v % 4) and the next of line v / 4 (Q6).
+//
+// On Arm each four columns of a tile have their codes together: a vector is eight inputs of each, and bits above lie behind the
+// lower ones, of Q5 two vectors' in a byte. A code of a type without minima lies as its number, in two's complement.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -48,10 +51,11 @@ struct CodePlace {
 };
 constexpr CodePlace ggml_place(int bits, int k, int column) {
 #if defined(__aarch64__)
-  int v = k / 8, at = column * 8 + k % 8;
-  if (bits == 8) return {v * 128 + at, 0, 0, 0};
-  if (bits == 5) return {v / 2 * 128 + at, v % 2 * 4, 256 + column / 2 * 8 + k % 8, v + column % 2 * 4};
-  return {v / 2 * 128 + at, v % 2 * 4, 256 + at, v * 2};
+  int v = k / 8, quad = column / 4 * 16 * bits, at = column % 4 * 8 + k % 8;
+  if (bits == 8) return {quad + v * 32 + at, 0, 0, 0};
+  int low = quad + v / 2 * 32 + at;
+  if (bits == 5) return {low, v % 2 * 4, quad + 64 + at % 16, v + at / 16 * 4};
+  return {low, v % 2 * 4, quad + 64 + at, v * 2};
 #else
   int v = k / 8 * 2 + k % 4 / 2, at = column * 4 + k % 8 / 4 + k % 2 * 2;
   if (bits == 8) return {v * 64 + at, 0, 0, 0};

@@ -53,6 +53,9 @@ INLINE void widen_ggml_block(GgmlType type, const char* scales, int block, const
           int number = uint8_t(tiles[place.low]) >> place.low_shift & low;
           if (bits == 5) number |= (uint8_t(tiles[place.high]) >> place.high_shift & 1) << 4;
           if (bits == 6) number |= (uint8_t(tiles[place.high]) >> place.high_shift & 3) << 4;
+#if defined(__aarch64__)
+          number ^= ggml_shape(type).offset;
+#endif
           code[c] = float(number);
         }
         for (int c = 0; c < 16; c += LANES)

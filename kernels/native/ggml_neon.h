@@ -1,169 +1,98 @@
-// Products of rows as whole numbers of 16 bits with ggml's types (ggml.h), for Arm, as words_neon.h has those of int4: codes become
-// numbers with signs, and SMMLA or SDOT multiplies them by both bytes of a row's. Sums of 16 or 32 inputs are exact; they become
-// floats and are added in ascending order, times their scales. Minima come off by the row's own sums.
+// Products of rows as whole numbers of 16 bits with ggml's types (ggml.h), for Arm, as words_neon.h has those of int4. Minima
+// come off by the row's own sums.
 #pragma once
 #include "ggml.h"
 #include "words_neon.h"
 
 namespace {
 
-// Eight inputs of a pair of columns, vectors 2 `half` and 2 `half` + 1 of a tile, as numbers.
-template <GgmlType TYPE>
-INLINE void two_vectors(const char* tile, int half, int pair, int8x16_t (&w)[2]) {
-  constexpr GgmlShape shape = ggml_shape(TYPE);
-  auto bytes_at = [](const char* at) { return vld1q_u8((const uint8_t*)at); };
-  if constexpr (shape.bits == 8) {
-    for (int i = 0; i < 2; i++)
-      w[i] = vreinterpretq_s8_u8(veorq_u8(bytes_at(tile + (2 * half + i) * 128 + 16 * pair), vdupq_n_u8(0x80)));
-    return;
+// 16 columns' `numbers`, each times its float16.
+INLINE void put_scales(int8x16_t numbers, const char* halves_at, float* to) {
+  int16x8_t wide[2] = {vmovl_s8(vget_low_s8(numbers)), vmovl_high_s8(numbers)};
+  for (int i = 0; i < 2; i++) {
+    EightScales by = eight_scales((const Half*)halves_at + 8 * i);
+    vst1q_f32(to + 8 * i, vmulq_f32(by.at[0], vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide[i])))));
+    vst1q_f32(to + 8 * i + 4, vmulq_f32(by.at[1], vcvtq_f32_s32(vmovl_high_s16(wide[i]))));
   }
-  uint8x16_t both = bytes_at(tile + half * 128 + 16 * pair);
-  uint8x16_t code[2] = {vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8(both, 4)};
-  if constexpr (shape.bits == 5) {
-    uint8x8_t fields = vld1_u8((const uint8_t*)tile + 256 + 8 * pair);
-    uint8x16_t each = vcombine_u8(vand_u8(fields, vdup_n_u8(15)), vshr_n_u8(fields, 4));
-    for (int i = 0; i < 2; i++)
-      code[i] = vorrq_u8(code[i], vandq_u8(vshlq_u8(each, vdupq_n_s8(int8_t(4 - 2 * half - i))), vdupq_n_u8(16)));
-  }
-  if constexpr (shape.bits == 6) {
-    uint8x16_t fields = bytes_at(tile + 256 + 16 * pair);
-    for (int i = 0; i < 2; i++)
-      code[i] = vorrq_u8(code[i], vandq_u8(vshlq_u8(fields, vdupq_n_s8(int8_t(4 - 4 * half - 2 * i))), vdupq_n_u8(48)));
-  }
-  for (int i = 0; i < 2; i++) w[i] = vsubq_s8(vreinterpretq_s8_u8(code[i]), vdupq_n_s8(int8_t(shape.offset)));
 }
 
-struct FourScales {
-  float32x4_t step, least;
-};
-
-INLINE float32x4_t halves_at(const char* at) {
-  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)at)));
-}
-
-// Of a block of a group and 4 columns.
 template <GgmlType TYPE>
-INLINE FourScales scales_of(const char* scales, int block, int half, int column) {
-  float32x4_t step = halves_at(scales + column * 2);
-  if constexpr (TYPE == GgmlType::q6_k || has_minima(TYPE)) {
-    alignas(16) float scale[4], least[4];
-    for (int c = 0; c < 4; c++) {
-      auto six = [&](int i) { return int(uint8_t(scales[256 + i * 64 + column + c])); };
-      if (TYPE == GgmlType::q6_k) {
-        scale[c] = float(int8_t(scales[128 + (2 * block + half) * 64 + column + c])), least[c] = 0;
-        continue;
+struct OfGgml {
+  static constexpr GgmlShape SHAPE = ggml_shape(TYPE);
+  static constexpr bool MINIMA = has_minima(TYPE);
+  static constexpr int FACTOR = MINIMA ? 1 : 1 << (8 - SHAPE.bits), BITS = SHAPE.bits, SCALE_BYTES = SHAPE.scale_bytes(),
+                       PARTS = TYPE == GgmlType::q6_k ? 2 : 1;
+  using Scale = std::conditional_t<MINIMA || PARTS == 2, float, Half>;
+
+  template <int V, class S>
+  static INLINE auto numbers(const S& stored) {
+    if constexpr (BITS == 8) return stored[V];
+    else if constexpr (BITS == 6) return six(V % 2 ? down<2>(stored[V / 2]) : up<2>(stored[V / 2]), upper_two<V>(stored[2]));
+    else if constexpr (BITS == 4 && !MINIMA) return Int4<false, false>::template numbers<V>(stored);
+    else {
+      auto low = V % 2 ? down<4>(stored[V / 2]) : masked(stored[V / 2], 15);
+      if constexpr (BITS == 4) return low;
+      else {
+        auto code = chosen(up<4 - V>(stored.fields()), low, 16);
+        if constexpr (MINIMA) return code;
+        else return up<3>(code);
       }
-      scale[c] = float(block < 4 ? six(block) & 63 : (six(block + 4) & 15) | six(block - 4) >> 6 << 4);
-      least[c] = float(block < 4 ? six(block + 4) & 63 : six(block + 4) >> 4 | six(block) >> 6 << 4);
-    }
-    float32x4_t offset = has_minima(TYPE) ? halves_at(scales + 128 + column * 2) : step;
-    return {vmulq_f32(step, vld1q_f32(scale)), vmulq_f32(offset, vld1q_f32(least))};
-  }
-  return {step, step};
-}
-
-// Some rows of a product, and the sums of their sixteens, `stride` bytes apart too.
-struct GgmlWords {
-  const int8_t* data;
-  size_t stride;
-  const char* sums;
-
-  INLINE int sum(int row, int block) const {
-    int32_t two[2];
-    memcpy(two, sums + row * stride + 8 * block, 8);
-    return two[0] + two[1];
-  }
-};
-
-// P pairs of columns of a tile, from inputs 16 first .. 16 end - 1 of a block.
-template <int R, int P, GgmlType TYPE>
-INLINE void ggml_pairs(const GgmlWords& rows, int block, int first, int end, const char* tile, int pair, const char* scales,
-                       int column, float* sum) {
-  PairSum total[R][P];
-#pragma GCC unroll 2
-  for (int half = first; half < end; half++) {
-    const int8_t* a = rows.data + (size_t(block) * BLOCK + half * 16) * 2;
-    int8x16_t w[P][2];
-    for (int p = 0; p < P; p++) two_vectors<TYPE>(tile, half, pair + p, w[p]);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      Inputs x(a + r * rows.stride), y(a + r * rows.stride + 16);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; p++) total[r][p].add(w[p][0], x), total[r][p].add(w[p][1], y);
     }
   }
-#pragma GCC unroll 4
-  for (int p = 0; p < P; p += 2) {
-    FourScales scale = scales_of<TYPE>(scales, block % ggml_shape(TYPE).blocks(), first, column + 2 * p);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      float* to = sum + r * PANEL + column + 2 * p;
-      float32x4_t part = vcvtq_f32_s32(whole_sums(total[r][p], total[r][p + 1]));
-      float32x4_t made = vfmaq_f32(vld1q_f32(to), part, scale.step);
-      if (has_minima(TYPE)) made = vfmsq_f32(made, vdupq_n_f32(float(rows.sum(r, block))), scale.least);
-      vst1q_f32(to, made);
-    }
+  template <class L>
+  static INLINE L six(L lower, L upper) { return chosen(lower, upper, 0x3c); }
+  template <int V, class L>
+  static INLINE L upper_two(L fields) {
+    if constexpr (V == 3) return masked(fields, 0xc0);
+    else return up<6 - 2 * V>(fields);
   }
-}
 
-// sum[R][64] += the products of blocks block .. end - 1. Returns where the next group begins.
-template <int R, GgmlType TYPE>
-NOINLINE const char* ggml_words(const GgmlWords& rows, int block, int end, const char* at, float* sum) {
-  constexpr GgmlShape shape = ggml_shape(TYPE);
-  constexpr int P = std::min(4, pairs_together<R>());
-  const char* scales = at;
-  for (; block < end; block++) {
-    if (block % shape.blocks() == 0) scales = at, at += shape.scale_bytes();
-    for (int t = 0; t < 4; t++, at += shape.tile_bytes())
-      for (int p = 0; p < PAIRS; p += P) {
-        int column = t * 16 + 2 * p;
-        if constexpr (TYPE == GgmlType::q6_k) {
-          ggml_pairs<R, P, TYPE>(rows, block, 0, 1, at, p, scales, column, sum);
-          ggml_pairs<R, P, TYPE>(rows, block, 1, 2, at, p, scales, column, sum);
+  static INLINE const Scale* scales(const char* at, int block, int first, int end, float* room) {
+    if constexpr (!MINIMA && PARTS == 1) return (const Half*)at;
+    else {
+      for (int c = first; c < end; c += 16) {
+        auto bytes = [&](int kind, int i) { return vld1q_u8((const uint8_t*)at + kind + i * 64 + c); };
+        if constexpr (PARTS == 2) {
+          for (int i = 0; i < 2; i++) put_scales(with_signs(bytes(128, 2 * block + i)), at + 2 * c, room + i * PANEL + c);
         } else {
-          ggml_pairs<R, P, TYPE>(rows, block, 0, 2, at, p, scales, column, sum);
+          uint8x16_t scale, least;
+          if (block < 4) {
+            scale = vandq_u8(bytes(256, block), vdupq_n_u8(63)), least = vandq_u8(bytes(256, block + 4), vdupq_n_u8(63));
+          } else {
+            uint8x16_t both = bytes(256, block + 4);
+            scale = vorrq_u8(vandq_u8(both, vdupq_n_u8(15)), vshlq_n_u8(vshrq_n_u8(bytes(256, block - 4), 6), 4));
+            least = vorrq_u8(vshrq_n_u8(both, 4), vshlq_n_u8(vshrq_n_u8(bytes(256, block), 6), 4));
+          }
+          put_scales(with_signs(scale), at + 2 * c, room + c);
+          put_scales(with_signs(least), at + 128 + 2 * c, room + PANEL + c);
         }
       }
+      return room;
+    }
   }
-  return at;
-}
+};
 
-using GgmlRows = decltype(&ggml_words<1, GgmlType::q4_0>);
+struct OfType {
+  const FewWords* words;
+  int factor;
+};
 template <GgmlType TYPE>
-constexpr GgmlRows ggml_by_rows[] = {nullptr, ggml_words<1, TYPE>, ggml_words<2, TYPE>, ggml_words<3, TYPE>, ggml_words<4, TYPE>};
-constexpr const GgmlRows* ggml_by_type[GGML_TYPES] = {ggml_by_rows<GgmlType::q4_0>, ggml_by_rows<GgmlType::q5_0>,
-                                                      ggml_by_rows<GgmlType::q8_0>, ggml_by_rows<GgmlType::q4_k>,
-                                                      ggml_by_rows<GgmlType::q5_k>, ggml_by_rows<GgmlType::q6_k>};
-
-INLINE size_t word_bytes(int inputs) { return 2 * size_t(int8_blocks(inputs)) * INT8_INPUTS; }
+constexpr OfType of_type = {few_words_of<OfGgml<TYPE>>, OfGgml<TYPE>::FACTOR};
+constexpr OfType of_types[GGML_TYPES] = {of_type<GgmlType::q4_0>, of_type<GgmlType::q5_0>, of_type<GgmlType::q8_0>,
+                                         of_type<GgmlType::q4_k>, of_type<GgmlType::q5_k>, of_type<GgmlType::q6_k>};
 
 void row_to_ggml_words(const bf16* x, int size, const ByteRows& to, int row) {
-  row_to_words(x, size, to, row);
-  const int8_t* words = words_of(to, row);
-  for (size_t i = 0; i < word_bytes(size); i += 32) {
-    int sum = 0;
-    for (int j = 0; j < 2; j++)
-      sum += vaddlvq_s8(vcombine_s8(vld1_s8(words + i + 16 * j), vdup_n_s8(0))) * 256 +
-             vaddlvq_s8(vcombine_s8(vld1_s8(words + i + 16 * j + 8), vdup_n_s8(0)));
-    int32_t put = sum;
-    memcpy(const_cast<int8_t*>(words) + word_bytes(size) + i / 8, &put, 4);
-  }
+  char* sums = reinterpret_cast<char*>(to.data + 2 * row * to.stride) + word_bytes(size);
+  int32_t sum = 0;
+  row_to_words(x, size, to, row, [&](int i, int16x8_t words) {
+    sum = i % GGML_SUMS ? sum + vaddlvq_s16(words) : vaddlvq_s16(words);
+    if (i % GGML_SUMS) memcpy(sums + i / GGML_SUMS * 4, &sum, 4);
+  });
 }
 
 void gemm_ggml_words(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next) {
-  constexpr int step = GGML_STRETCH / BLOCK;
-  const char *at = panel.data, *then = at;
-  memset(sum, 0, size_t(rows) * PANEL * sizeof(float));
-  for (int b = 0; b < panel.blocks; b += step, at = then) {
-    int end = std::min(panel.blocks, b + step);
-    in_word_groups(rows, [&](int r, int some) {
-      const int8_t* row = words_of(a, r);
-      GgmlWords given{row, 2 * a.stride, reinterpret_cast<const char*>(row) + word_bytes(panel.blocks * BLOCK)};
-      then = ggml_by_type[int(panel.type)][some](given, b, end, at, sum + r * PANEL);
-    });
-  }
-  for (int r = 0; r < rows; r++)
-    for (int c = 0; c < PANEL; c += LANES) store(sum + r * PANEL + c, load(sum + r * PANEL + c) * a.scale[r]);
+  const OfType& type = of_types[int(panel.type)];
+  gemm_few_words(a, rows, type.words, panel.blocks, ggml_shape(panel.type).blocks(), type.factor, panel.data, sum);
 }
 
 // The set with these too.

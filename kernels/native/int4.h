@@ -15,7 +15,7 @@ constexpr int INT4_BLOCK = PANEL_BLOCK / 2;   // bytes
 constexpr int INT4_LINES = TILE / 32 / 4;     // of a tile
 
 #if defined(__aarch64__)
-constexpr int int4_byte(int k, int column) { return k / 16 * 128 + column * 8 + k % 8; }
+constexpr int int4_byte(int k, int column) { return column / 4 * 64 + k / 16 * 32 + column % 4 * 8 + k % 8; }
 #endif
 
 // How inputs are grouped: `inputs` to a scale, a multiple of BLOCK. Scales are float if `wide`, else rounded to bf16.

@@ -1,7 +1,7 @@
 // Weights of 8 bits: whole numbers -127 .. 127 with one scale per output, and rows as whole numbers of 16 bits.
 //
 // A panel has blocks of 64 inputs, a block has four tiles of 16 columns, and a tile has 16 lines of four inputs, which is
-// what TDPBUSD and VPDPBUSD multiply; on Arm 8 lines of eight inputs, of which SMMLA multiplies two columns.
+// what TDPBUSD and VPDPBUSD multiply; on Arm each four columns have 8 lines of eight inputs, of which SMMLA multiplies two columns.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@ constexpr int MOST_INT8_INPUTS = 1 << 16;  // sums of so many products of bytes 
 
 // Where number (k, column) of a tile lies.
 #if defined(__aarch64__)
-constexpr int int8_place(int k, int column) { return k / 8 * 128 + column * 8 + k % 8; }
+constexpr int int8_place(int k, int column) { return column / 4 * 256 + k / 8 * 32 + column % 4 * 8 + k % 8; }
 #else
 constexpr int int8_place(int k, int column) { return k / 4 * 64 + column * 4 + k % 4; }
 #endif

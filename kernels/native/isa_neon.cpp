@@ -8,6 +8,7 @@
 #define VECTOR_BYTES 16
 #define GEMM_ROWS 4
 #define GEMM_VECTORS 4
+#define HAS_DOTPROD
 #include "gemm_neon.h"
 #include "table.h"
 #include "ggml_neon.h"

@@ -9,6 +9,7 @@
 #define GEMM_ROWS 4
 #define GEMM_VECTORS 4
 #define HAS_BF16
+#define HAS_DOTPROD
 #define HAS_I8MM
 #define HAS_SVE
 #include "loops_sve.h"

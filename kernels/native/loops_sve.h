@@ -1,7 +1,9 @@
-// Products of one to four bf16 rows, and of one row with int8 and int4 weights, with SVE vectors of 32 bytes: twice those of
+// Products of one to four bf16 rows, and of one row with weights of 8 and fewer bits, with SVE vectors of 32 bytes: twice those of
 // gemm_neon.h and words_neon.h, in the same order, so with their bits.
 #pragma once
 #include <arm_sve.h>
+
+#include <type_traits>
 
 #include "gemm_neon.h"
 #include "words_neon.h"
@@ -75,69 +77,65 @@ INLINE svfloat32_t whole_sums_sve(svint32_t a, svint32_t b) {
   return svcvt_f32_s32_x(svptrue_b32(), sums);
 }
 
-INLINE void add_eight(float* to, svfloat32_t part, svfloat32_t scale) {
-  svst1_f32(svptrue_b32(), to, svmla_f32_x(svptrue_b32(), svld1_f32(svptrue_b32(), to), part, scale));
-}
-
-void int8_row(const int8_t* a, size_t, const int8_t* at, int blocks, float* sum) {
+void int8_row(const int8_t* a, size_t, const char* at, int blocks, float* sum) {
   const svbool_t all = svptrue_b8();
   for (int b = 0; b < blocks; b++, a += 2 * INT8_INPUTS)
-    for (int c = 0; c < PANEL; c += 16) {
-      svint32_t s0 = svdup_n_s32(0), s1 = s0, s2 = s0, s3 = s0;
-#pragma GCC unroll 4
-      for (int i = 0; i < INT8_INPUTS; i += 8, at += 16 * PAIRS) {
-        svint8_t x = svld1rq_s8(all, a + 2 * i);
-        s0 = svmmla_s32(s0, svld1_s8(all, at), x), s1 = svmmla_s32(s1, svld1_s8(all, at + 32), x);
-        s2 = svmmla_s32(s2, svld1_s8(all, at + 64), x), s3 = svmmla_s32(s3, svld1_s8(all, at + 96), x);
+    for (int c = 0; c < PANEL; c += 8, at += 8 * INT8_INPUTS) {
+      svint32_t p = svdup_n_s32(0), q = p;
+#pragma GCC unroll 8
+      for (int v = 0; v < INT8_INPUTS / 8; v++) {
+        svint8_t x = svld1rq_s8(all, a + 16 * v);
+        auto line = [&](int i) { return svld1_s8(all, (const int8_t*)at + 32 * i); };
+        p = svmmla_s32(p, line(v), x), q = svmmla_s32(q, line(INT8_INPUTS / 8 + v), x);
       }
-      add_eight(sum + c, whole_sums_sve(s0, s1), svdup_n_f32(1));
-      add_eight(sum + c + 8, whole_sums_sve(s2, s3), svdup_n_f32(1));
+      svst1_f32(svptrue_b32(), sum + c, svadd_f32_x(svptrue_b32(), svld1_f32(svptrue_b32(), sum + c), whole_sums_sve(p, q)));
     }
 }
 
-// Scales of eight columns; a sixteenth of each where numbers are 16 times theirs.
-template <bool E2M1, bool WIDE>
-INLINE svfloat32_t int4_scale_sve(const char* scales, int column) {
-  svfloat32_t scale;
-  if constexpr (WIDE)
-    scale = svld1_f32(svptrue_b32(), (const float*)scales + column);
-  else
-    scale = svreinterpret_f32_u32(svlsl_n_u32_x(svptrue_b32(), svld1uh_u32(svptrue_b32(), (const uint16_t*)scales + column), 16));
-  return E2M1 ? scale : svmul_n_f32_x(svptrue_b32(), scale, 0.0625f);
+INLINE svfloat32_t scales_sve(const float* at) { return svld1_f32(svptrue_b32(), at); }
+INLINE svfloat32_t scales_sve(const bf16* at) {
+  return svreinterpret_f32_u32(svlsl_n_u32_x(svptrue_b32(), svld1uh_u32(svptrue_b32(), &at->bits), 16));
+}
+INLINE svfloat32_t scales_sve(const Half* at) {
+  return svcvt_f32_f16_x(svptrue_b32(), svreinterpret_f16_u32(svld1uh_u32(svptrue_b32(), &at->bits)));
 }
 
-// Both numbers of 32 codes, times eight inputs each.
-template <bool E2M1>
-INLINE svint32_t plus_codes(svint32_t sum, const char* at, svint8_t x, svint8_t y) {
-  const svbool_t all = svptrue_b8();
-  svuint8_t codes = svld1_u8(all, (const uint8_t*)at);
-  svint8_t lower, upper;
-  if constexpr (E2M1) {
-    svint8_t table = svld1rq_s8(all, E2M1_TWICE);
-    lower = svtbl_s8(table, svand_n_u8_x(all, codes, 15)), upper = svtbl_s8(table, svlsr_n_u8_x(all, codes, 4));
-  } else {
-    lower = svreinterpret_s8_u8(svlsl_n_u8_x(all, codes, 4)), upper = svreinterpret_s8_u8(svand_n_u8_x(all, codes, 0xf0));
-  }
-  return svmmla_s32(svmmla_s32(sum, lower, x), upper, y);
+// Sums of eight columns' lines FIRST and the next, or of all four.
+template <class Format, int FIRST>
+INLINE svfloat32_t products_sve(const char* at, svint8_t x0, svint8_t x1, svint8_t x2, svint8_t x3) {
+  constexpr int quad = 4 * BLOCK * Format::BITS / 8;
+  const StoredThere first{at, 0}, second{quad % 32 ? at + quad : at, quad % 32 ? 0 : quad / 32};
+  svint32_t a = svdup_n_s32(0), b = a;
+  auto plus = [&](auto line, svint8_t x) {
+    constexpr int v = FIRST + decltype(line)::value;
+    a = svmmla_s32(a, svreinterpret_s8_u8(Format::template numbers<v>(first)), x);
+    b = svmmla_s32(b, svreinterpret_s8_u8(Format::template numbers<v>(second)), x);
+  };
+  plus(std::integral_constant<int, 0>(), x0), plus(std::integral_constant<int, 1>(), x1);
+  if constexpr (Format::PARTS == 1) plus(std::integral_constant<int, 2>(), x2), plus(std::integral_constant<int, 3>(), x3);
+  return whole_sums_sve(a, b);
 }
 
-template <bool E2M1, bool WIDE>
-const char* int4_row(const int8_t* a, size_t, const char* at, int blocks, float* sum) {
+template <class Format>
+NOINLINE const char* row_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum) {
   const svbool_t all = svptrue_b8();
+  alignas(64) float room[2 * PANEL];
   const char* scales = at;
-  at += PANEL * (WIDE ? 4 : 2);
-  for (int b = 0; b < blocks; b++, a += 2 * BLOCK)
-    for (int c = 0; c < PANEL; c += 16) {
-      svint32_t s0 = svdup_n_s32(0), s1 = s0, s2 = s0, s3 = s0;
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; half++, at += 16 * PAIRS) {
-        svint8_t x = svld1rq_s8(all, a + 32 * half), y = svld1rq_s8(all, a + 32 * half + 16);
-        s0 = plus_codes<E2M1>(s0, at, x, y), s1 = plus_codes<E2M1>(s1, at + 32, x, y);
-        s2 = plus_codes<E2M1>(s2, at + 64, x, y), s3 = plus_codes<E2M1>(s3, at + 96, x, y);
-      }
-      add_eight(sum + c, whole_sums_sve(s0, s1), int4_scale_sve<E2M1, WIDE>(scales, c));
-      add_eight(sum + c + 8, whole_sums_sve(s2, s3), int4_scale_sve<E2M1, WIDE>(scales, c + 8));
+  for (int left = 0; block < end; block++, left--) {
+    if (left == 0) left = group, scales = at, at += Format::SCALE_BYTES;
+    auto scale = Format::scales(scales, group - left, 0, PANEL, room);
+    const int8_t* x = rows.block(0, block);
+    svint8_t x0 = svld1rq_s8(all, x), x1 = svld1rq_s8(all, x + 16), x2 = svld1rq_s8(all, x + 32), x3 = svld1rq_s8(all, x + 48);
+    float less = Format::MINIMA ? rows.sum(0, block) : 0.0f;
+    for (int c = 0; c < PANEL; c += 8, at += BLOCK * Format::BITS) {
+      svfloat32_t made = svld1_f32(svptrue_b32(), sum + c);
+      made = svmla_f32_x(svptrue_b32(), made, products_sve<Format, 0>(at, x0, x1, x2, x3), scales_sve(scale + c));
+      if constexpr (Format::PARTS == 2)
+        made = svmla_f32_x(svptrue_b32(), made, products_sve<Format, 2>(at, x2, x3, x2, x3), scales_sve(scale + PANEL + c));
+      if constexpr (Format::MINIMA) made = svmls_n_f32_x(svptrue_b32(), made, scales_sve(scale + PANEL + c), less);
+      svst1_f32(svptrue_b32(), sum + c, made);
     }
+  }
   return at;
 }
 

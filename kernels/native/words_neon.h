@@ -1,17 +1,19 @@
-// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for Arm. A number is two bytes with signs, and a
-// row lies as eight high bytes, then the eight low ones, at data + 2 r * stride of a ByteRows. Sums of a block are exact and
-// are added in float in ascending order of blocks, so a row's bits depend on no batch, nor on which instruction there is.
+// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for Arm. Sums of a block are exact and are added in
+// float in ascending order of blocks, so a row's bits depend on no batch, nor on which instruction there is.
 //
-// HAS_I8MM: SMMLA multiplies eight inputs of two columns (int8.h, int4.h) by both bytes of a row at once. Without, SDOT does
-// it in two steps.
+// A row lies at data + 2 r * stride of a ByteRows: eight high bytes, which have signs as the low ones do, then the eight low
+// ones; without HAS_DOTPROD it is numbers of 16 bits (lines_neon.h).
 #pragma once
 #include <arm_neon.h>
 #include <math.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <utility>
 
 #include "int4.h"
 #include "int8.h"
+#include "lines_neon.h"
 #include "vec.h"
 
 namespace {
@@ -20,7 +22,8 @@ constexpr int MOST_WORD = 32639;       // so that both bytes of a number have si
 constexpr float LEAST_ROW = 1e-30f;    // the largest number of a row below which it counts as zeros: 1 / x must be a float
 constexpr int WORD_ROWS = 4;           // of a pass
 constexpr int WORD_CHUNK = 16 << 10;   // bytes of weights that several passes take in turn
-constexpr int PAIRS = 8;               // of columns of a tile
+constexpr int WORD_STRETCH = 8;        // blocks of a pass, or a group if that has more
+constexpr int WORD_LINES = BLOCK / 8;       // of four columns of a block
 
 INLINE uint16x8_t eight_of(const bf16* x, int left) {
   if (left >= 8) return vld1q_u16(&x->bits);
@@ -41,7 +44,17 @@ INLINE int16x4_t numbers_of(uint16x4_t four, float inverse) {
   return vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(wide, inverse)));
 }
 
-void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
+INLINE int8x16_t as_row(int16x8_t words) {
+#ifdef HAS_DOTPROD
+  return vcombine_s8(vshrn_n_s16(vaddq_s16(words, vdupq_n_s16(128)), 8), vmovn_s16(words));
+#else
+  return vreinterpretq_s8_s16(words);
+#endif
+}
+
+// put(i, numbers i to i + 7) for each eight, zeros past the last.
+template <class Put>
+INLINE void row_to_words(const bf16* x, int size, const ByteRows& to, int row, const Put& put) {
   int8_t* out = reinterpret_cast<int8_t*>(to.data + 2 * row * to.stride);
   unsigned bits = most_word(x, size) << 16;
   float most;
@@ -52,177 +65,143 @@ void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
   for (int i = 0; i < int8_blocks(size) * INT8_INPUTS; i += 8, out += 16) {
     uint16x8_t narrow = finite ? eight_of(x + i, size - i) : vdupq_n_u16(0);
     int16x8_t words = vcombine_s16(numbers_of(vget_low_u16(narrow), inverse), numbers_of(vget_high_u16(narrow), inverse));
-    vst1q_s8(out, vcombine_s8(vshrn_n_s16(vaddq_s16(words, vdupq_n_s16(128)), 8), vmovn_s16(words)));
+    vst1q_s8(out, as_row(words));
+    put(i, words);
   }
 }
 
-#ifdef HAS_I8MM
-constexpr int PAIR_SUMS = 1;  // registers
-struct Inputs {
-  int8x16_t bytes;
-  INLINE explicit Inputs(const int8_t* x) : bytes(vld1q_s8(x)) {}
-};
-// Of a pair of columns: the first's high and low sums, the second's.
-struct PairSum {
-  int32x4_t sum = vdupq_n_s32(0);
-  INLINE void add(int8x16_t w, const Inputs& x) { sum = vmmlaq_s32(sum, w, x.bytes); }
-};
-INLINE int32x4_t whole_sums(const PairSum& a, const PairSum& b) {
-  const int32x4_t places = {8, 0, 8, 0};
-  return vpaddq_s32(vshlq_s32(a.sum, places), vshlq_s32(b.sum, places));
+void row_to_plain_words(const bf16* x, int size, const ByteRows& to, int row) {
+  row_to_words(x, size, to, row, [](int, int16x8_t) {});
 }
-#else
-constexpr int PAIR_SUMS = 2;
-struct Inputs {
-  int8x16_t high, low;
-  INLINE explicit Inputs(const int8_t* x) {
-    int64x2x2_t both = vld2q_dup_s64((const int64_t*)x);
-    high = vreinterpretq_s8_s64(both.val[0]), low = vreinterpretq_s8_s64(both.val[1]);
+
+// Some rows of a product; behind each may lie the sums of its sixteens (ggml.h).
+struct WordRows {
+  const int8_t* data;
+  size_t stride;
+  const char* sums;
+
+  INLINE const int8_t* block(int row, int index) const { return data + row * stride + size_t(index) * BLOCK * 2; }
+  INLINE float sum(int row, int index) const {
+    int32_t two[2] = {};
+    memcpy(two, sums + row * stride + 8 * index, 8);
+    return float(two[0] + two[1]);
   }
 };
-// Of a pair of columns: two sums of each, one of four inputs and one of the next four.
-struct PairSum {
-  int32x4_t high = vdupq_n_s32(0), low = vdupq_n_s32(0);
-  INLINE void add(int8x16_t w, const Inputs& x) { high = vdotq_s32(high, w, x.high), low = vdotq_s32(low, w, x.low); }
+
+// How weights of few bits lie and what their bytes are. A number that is multiplied is FACTOR times that which is meant.
+template <bool E2M1, bool WIDE>
+struct Int4 {
+  using Scale = std::conditional_t<WIDE, float, bf16>;
+  static constexpr int BITS = 4, FACTOR = E2M1 ? 1 : 16, SCALE_BYTES = PANEL * int(sizeof(Scale)), PARTS = 1;
+  static constexpr bool MINIMA = false;
+
+  // Line V of what is kept of four columns.
+  template <int V, class S>
+  static INLINE auto numbers(const S& stored) {
+    auto codes = stored[V / 2];
+    if constexpr (E2M1 && V % 2) return doubled_e2m1(down<4>(codes));
+    else if constexpr (E2M1) return doubled_e2m1(masked(codes, 15));
+    else if constexpr (V % 2) return masked(codes, 0xf0);
+    else return up<4>(codes);
+  }
+  // Scales of a block's parts, 64 each, and of what comes off: those that lie there, or `room`, for columns first .. end - 1.
+  static INLINE const Scale* scales(const char* at, int, int, int, float*) { return (const Scale*)at; }
 };
-INLINE int32x4_t whole_sums(const PairSum& a, const PairSum& b) {
-  return vmlaq_n_s32(vpaddq_s32(a.low, b.low), vpaddq_s32(a.high, b.high), 256);
-}
-#endif
 
-// Pairs of columns of a tile whose sums are in registers together.
-template <int R>
-constexpr int pairs_together() {
-  int most = 16 / (R * PAIR_SUMS);
-  return most >= 8 ? 8 : most >= 4 ? 4 : 2;
+// Calls work(0), work(1) .. with constants: what they index stays in registers.
+template <class Work, int... I>
+INLINE void each_of(const Work& work, std::integer_sequence<int, I...>) {
+  (work(std::integral_constant<int, I>()), ...);
 }
-
-// Eight inputs of P pairs of columns.
-template <int P>
-INLINE void load_pairs(const void* at, int8x16_t (&w)[P]) {
-  const int8_t* bytes = static_cast<const int8_t*>(at);
-  for (int p = 0; p < P; p++) w[p] = vld1q_s8(bytes + 16 * p);
+template <int N, class Work>
+INLINE void each(const Work& work) {
+  each_of(work, std::make_integer_sequence<int, N>());
 }
 
-// P pairs of columns of a tile of one block.
-template <int R, int P>
-INLINE void int8_pairs(const int8_t* a, size_t stride, const int8_t* tile, float* sum) {
-  PairSum total[R][P];
-#pragma GCC unroll 2
-  for (int i = 0; i < INT8_INPUTS; i += 8, a += 16, tile += 16 * PAIRS) {
-    int8x16_t w[P];
-    load_pairs<P>(tile, w);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      Inputs x(a + r * stride);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; p++) total[r][p].add(w[p], x);
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p += 2) {
-      float* to = sum + r * PANEL + 2 * p;
-      vst1q_f32(to, vaddq_f32(vld1q_f32(to), vcvtq_f32_s32(whole_sums(total[r][p], total[r][p + 1]))));
-    }
+// `to` plus the products of four columns of a block with one row.
+template <class Format>
+INLINE float32x4_t plus_four(float32x4_t to, const Line (&w)[WORD_LINES], const Inputs<WORD_LINES>& x, float32x4_t scale,
+                             float32x4_t second, float less) {
+  float32x4_t made = vfmaq_f32(to, products<0, WORD_LINES / Format::PARTS>(w, x), scale);
+  if (Format::PARTS == 2) made = vfmaq_f32(made, products<WORD_LINES / 2, WORD_LINES>(w, x), second);
+  return Format::MINIMA ? vfmsq_n_f32(made, second, less) : made;
 }
 
-// sum[R][64] += the products of so many blocks, without any scale.
-template <int R>
-NOINLINE void int8_words(const int8_t* a, size_t stride, const int8_t* at, int blocks, float* sum) {
-  constexpr int P = pairs_together<R>();
-  for (int b = 0; b < blocks; b++, a += 2 * INT8_INPUTS)
-    for (int t = 0; t < 4; t++, at += INT8_TILE)
-      for (int p = 0; p < PAIRS; p += P) int8_pairs<R, P>(a, stride, at + 16 * p, sum + t * 16 + 2 * p);
+// Eight columns of a block: put(four columns, of which four, their scales).
+template <class Format, class Put>
+INLINE void eight_columns(const char*& at, const typename Format::Scale* scale, const Put& put) {
+  EightScales first = eight_scales(scale), second = Format::PARTS == 2 || Format::MINIMA ? eight_scales(scale + PANEL) : first;
+  each<2>([&](auto quad) {
+    constexpr int q = decltype(quad)::value;
+    const Stored<Format::BITS> stored = next_stored<Format::BITS>(at);
+    const Line w[WORD_LINES] = {Format::template numbers<0>(stored), Format::template numbers<1>(stored),
+                                Format::template numbers<2>(stored), Format::template numbers<3>(stored)};
+    put(w, quad, first.at[q], second.at[q]);
+  });
 }
 
-// Scales of four columns, as floats.
-template <bool WIDE>
-INLINE float32x4_t int4_scale(const char* scales, int column) {
-  if (WIDE) return vld1q_f32((const float*)scales + column);
-  uint16x8_t narrow = vcombine_u16(vld1_u16((const uint16_t*)scales + column), vdup_n_u16(0));
-  return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), narrow));
-}
-
-// Sixteen numbers of codes' lower halves, or of the upper ones: times 16, if not of e2m1.
-template <bool E2M1>
-INLINE int8x16_t lower_numbers(uint8x16_t codes) {
-  if (E2M1) return vqtbl1q_s8(vld1q_s8(E2M1_TWICE), vandq_u8(codes, vdupq_n_u8(15)));
-  return vreinterpretq_s8_u8(vshlq_n_u8(codes, 4));
-}
-template <bool E2M1>
-INLINE int8x16_t upper_numbers(uint8x16_t codes) {
-  if (E2M1) return vqtbl1q_s8(vld1q_s8(E2M1_TWICE), vshrq_n_u8(codes, 4));
-  return vreinterpretq_s8_u8(vandq_u8(codes, vdupq_n_u8(0xf0)));
-}
-
-template <bool E2M1>
-INLINE float32x4_t as_floats(int32x4_t sums) {
-  return E2M1 ? vcvtq_f32_s32(sums) : vcvtq_n_f32_s32(sums, 4);
-}
-
-template <int R, int P, bool E2M1, bool WIDE>
-INLINE void int4_pairs(const int8_t* a, size_t stride, const char* tile, const char* scales, float* sum) {
-  PairSum total[R][P];
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; half++, a += 32, tile += 16 * PAIRS) {
-    int8x16_t codes[P];
-    load_pairs<P>(tile, codes);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      Inputs x(a + r * stride), y(a + r * stride + 16);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; p++) {
-        total[r][p].add(lower_numbers<E2M1>(vreinterpretq_u8_s8(codes[p])), x);
-        total[r][p].add(upper_numbers<E2M1>(vreinterpretq_u8_s8(codes[p])), y);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int p = 0; p < P; p += 2) {
-    float32x4_t scale = int4_scale<WIDE>(scales, 2 * p);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      float* to = sum + r * PANEL + 2 * p;
-      vst1q_f32(to, vfmaq_f32(vld1q_f32(to), as_floats<E2M1>(whole_sums(total[r][p], total[r][p + 1])), scale));
-    }
-  }
-}
-
-// sum[R][64] += the products of one group times its scales. Returns where the next group begins.
-template <int R, bool E2M1, bool WIDE>
-NOINLINE const char* int4_words(const int8_t* a, size_t stride, const char* at, int blocks, float* sum) {
-  constexpr int P = pairs_together<R>(), scale_bytes = WIDE ? 4 : 2;
+// sum[R][64] += the products of blocks block .. end - 1, which begin a group. Returns where the next block or group lies.
+template <class Format, int R>
+NOINLINE const char* few_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum) {
+  alignas(64) float room[2 * PANEL];
   const char* scales = at;
-  at += PANEL * scale_bytes;
-  for (int b = 0; b < blocks; b++, a += 2 * BLOCK)
-    for (int c = 0; c < PANEL; c += 16, at += INT4_TILE)
-      for (int p = 0; p < PAIRS; p += P)
-        int4_pairs<R, P, E2M1, WIDE>(a, stride, at + 16 * p, scales + (c + 2 * p) * scale_bytes, sum + c + 2 * p);
+  for (int left = 0; block < end; block++, left--) {
+    if (left == 0) left = group, scales = at, at += Format::SCALE_BYTES;
+    auto scale = Format::scales(scales, group - left, 0, PANEL, room);
+    Inputs<WORD_LINES> x[R];
+    float less[R];
+    for (int r = 0; r < R; r++) x[r] = Inputs<WORD_LINES>(rows.block(r, block)), less[r] = Format::MINIMA ? rows.sum(r, block) : 0.0f;
+    float* to = sum;
+    for (int c = 0; c < PANEL; c += R == 1 ? 16 : 8)
+      each<R == 1 ? 2 : 1>([&](auto) {
+        eight_columns<Format>(at, scale, [&](auto& w, auto q, float32x4_t first, float32x4_t second) {
+          each<R>([&](auto r) {
+            float* there = to + r * PANEL + 4 * q;
+            vst1q_f32(there, plus_four<Format>(vld1q_f32(there), w, x[r], first, second, less[r]));
+          });
+        });
+        to += 8, scale += 8;
+      });
+  }
   return at;
 }
 
+INLINE int word_stretch(int group) { return std::max(group, WORD_STRETCH / group * group); }
+
+// The same for int8 weights, without any scale.
+template <int R>
+NOINLINE void int8_words(const int8_t* a, size_t stride, const char* at, int blocks, float* sum) {
+  constexpr int lines = INT8_INPUTS / 8;
+  for (int b = 0; b < blocks; b++, a += 2 * INT8_INPUTS) {
+    Inputs<lines> x[R];
+    for (int r = 0; r < R; r++) x[r] = Inputs<lines>(a + r * stride);
+#pragma GCC unroll 2
+    for (int c = 0; c < PANEL; c += 4) {
+      const Line w[lines] = {next_line(at), next_line(at), next_line(at), next_line(at),
+                             next_line(at), next_line(at), next_line(at), next_line(at)};
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        float* to = sum + r * PANEL + c;
+        vst1q_f32(to, vaddq_f32(vld1q_f32(to), products<0, lines>(w, x[r])));
+      }
+    }
+  }
+}
+
 #ifdef HAS_SVE
-void int8_row(const int8_t* a, size_t stride, const int8_t* at, int blocks, float* sum);  // loops_sve.h
-template <bool E2M1, bool WIDE>
-const char* int4_row(const int8_t* a, size_t stride, const char* at, int blocks, float* sum);
+void int8_row(const int8_t* a, size_t stride, const char* at, int blocks, float* sum);  // loops_sve.h
+template <class Format>
+const char* row_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum);
 #else
 constexpr auto int8_row = int8_words<1>;
-template <bool E2M1, bool WIDE>
-constexpr auto int4_row = int4_words<1, E2M1, WIDE>;
+template <class Format>
+constexpr auto row_words = few_words<Format, 1>;
 #endif
 
 constexpr decltype(&int8_words<2>) int8_words_of[] = {nullptr, int8_row, int8_words<2>, int8_words<3>, int8_words<4>};
-using Int4Words = decltype(&int4_words<2, false, false>);
-template <bool E2M1, bool WIDE>
-constexpr Int4Words int4_words_by_rows[] = {nullptr, int4_row<E2M1, WIDE>, int4_words<2, E2M1, WIDE>,
-                                            int4_words<3, E2M1, WIDE>, int4_words<4, E2M1, WIDE>};
-
-INLINE const Int4Words* int4_words_of(bool e2m1, bool wide) {
-  if (e2m1) return wide ? int4_words_by_rows<true, true> : int4_words_by_rows<true, false>;
-  return wide ? int4_words_by_rows<false, true> : int4_words_by_rows<false, false>;
-}
+using FewWords = decltype(&few_words<Int4<false, false>, 2>);
+template <class Format>
+constexpr FewWords few_words_of[] = {nullptr, row_words<Format>, few_words<Format, 2>, few_words<Format, 3>, few_words<Format, 4>};
 
 // Calls work(first row, rows) for all rows, in as few groups as there are and all alike.
 template <class Work>
@@ -236,6 +215,7 @@ INLINE void in_word_groups(int rows, const Work& work) {
 }
 
 INLINE const int8_t* words_of(const ByteRows& a, int row) { return reinterpret_cast<const int8_t*>(a.data + 2 * row * a.stride); }
+INLINE size_t word_bytes(int inputs) { return 2 * size_t(int8_blocks(inputs)) * INT8_INPUTS; }
 
 void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next) {
   constexpr int chunk = WORD_CHUNK / INT8_BLOCK;
@@ -244,7 +224,7 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
   for (int b = 0; b < panel.blocks; b += step) {
     int n = std::min(step, panel.blocks - b);
     in_word_groups(rows, [&](int r, int some) {
-      int8_words_of[some](words_of(a, r) + b * 2 * INT8_INPUTS, 2 * a.stride, panel.data + size_t(b) * INT8_BLOCK, n,
+      int8_words_of[some](words_of(a, r) + b * 2 * INT8_INPUTS, 2 * a.stride, (const char*)panel.data + size_t(b) * INT8_BLOCK, n,
                           sum + r * PANEL);
     });
   }
@@ -255,24 +235,35 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
     }
 }
 
-void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next) {
-  const char *at = panel.data, *then = at;
-  auto words = int4_words_of(panel.e2m1, panel.wide);
+// Of a panel of `blocks`, whose groups have so many, and numbers as often as `factor` says too large.
+void gemm_few_words(const ByteRows& a, int rows, const FewWords* words, int blocks, int group, int factor, const char* at, float* sum) {
+  int step = rows <= WORD_ROWS ? blocks : word_stretch(group);
+  const char* then = at;
   memset(sum, 0, size_t(rows) * PANEL * sizeof(float));
-  for (int b = 0; b < panel.blocks; b += panel.group, at = then) {
-    int n = std::min(panel.group, panel.blocks - b);
+  for (int b = 0; b < blocks; b += step, at = then)
     in_word_groups(rows, [&](int r, int some) {
-      then = words[some](words_of(a, r) + b * 2 * BLOCK, 2 * a.stride, at, n, sum + r * PANEL);
+      const int8_t* row = words_of(a, r);
+      WordRows given{row, 2 * a.stride, reinterpret_cast<const char*>(row) + word_bytes(blocks * BLOCK)};
+      then = words[some](given, b, std::min(blocks, b + step), group, at, sum + r * PANEL);
     });
-  }
   for (int r = 0; r < rows; r++)
-    for (int c = 0; c < PANEL; c += LANES) store(sum + r * PANEL + c, load(sum + r * PANEL + c) * a.scale[r]);
+    for (int c = 0; c < PANEL; c += LANES)
+      store(sum + r * PANEL + c, load(sum + r * PANEL + c) * (a.scale[r] / float(factor)));
+}
+
+template <bool E2M1>
+INLINE void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float* sum) {
+  const FewWords* words = panel.wide ? few_words_of<Int4<E2M1, true>> : few_words_of<Int4<E2M1, false>>;
+  gemm_few_words(a, rows, words, panel.blocks, panel.group, Int4<E2M1, true>::FACTOR, panel.data, sum);
 }
 
 // The set with these for weights in 8 and 4 bits.
 Isa with_words(Isa made) {
-  made.to_bytes = row_to_words, made.gemm_bytes = gemm_int8_words;
-  made.to_words = row_to_words, made.gemm_words = gemm_int4_words;
+  made.to_bytes = made.to_words = row_to_plain_words;
+  made.gemm_bytes = gemm_int8_words;
+  made.gemm_words = [](const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next) {
+    panel.e2m1 ? gemm_int4_words<true>(a, rows, panel, sum) : gemm_int4_words<false>(a, rows, panel, sum);
+  };
   return made;
 }
 
