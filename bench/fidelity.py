@@ -25,10 +25,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from afserve.comm.m2n.bank import LocalBankLink
-from afserve.config import EngineConfig, ModelSource
+from afserve.config import AUTO, ISAS, EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.errors import AfserveError
+from afserve.kernels.isa import check_isa
 from afserve.kernels.native import Native
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
@@ -172,7 +173,7 @@ class RecordingOps(Ops):
         return rows_TV
 
 
-def served(texts: Texts, kept: Kept, vocabulary: int) -> Iterator[Tensor]:
+def served(texts: Texts, kept: Kept, isa: str, vocabulary: int) -> Iterator[Tensor]:
     """The same of an engine, one text after the other."""
     room = max(map(len, texts.ids)) + _BLOCK
     config = EngineConfig(
@@ -180,7 +181,7 @@ def served(texts: Texts, kept: Kept, vocabulary: int) -> Iterator[Tensor]:
         dense_dtype=kept.dense, kv_dtype=kept.kv,
     )  # fmt: skip
     source = ModelSource(str(texts.folder), texts.name, dtype=kept.dtype)
-    spec, ops = spec_of(source), RecordingOps(Native(1), vocabulary)
+    spec, ops = spec_of(source), RecordingOps(Native(1, "" if isa == AUTO else isa), vocabulary)
     held = [(layer, e, e) for layer in range(spec.moe_layers) for e in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, expert_dtype=kept.experts, ops=ops)
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
@@ -193,11 +194,11 @@ def served(texts: Texts, kept: Kept, vocabulary: int) -> Iterator[Tensor]:
         yield (rows_TV if cap is None else capped(rows_TV, cap)).double().log_softmax(-1)
 
 
-def compared(texts: Texts, truth: list[Tensor], kept: Kept) -> dict[str, object]:
+def compared(texts: Texts, truth: list[Tensor], kept: Kept, isa: str) -> dict[str, object]:
     """A row of results."""
     same = positions = 0
     kl = nats = true_nats = 0.0
-    for ids, p_TV, q_TV in zip(texts.ids, truth, served(texts, kept, truth[0].shape[1]), strict=True):
+    for ids, p_TV, q_TV in zip(texts.ids, truth, served(texts, kept, isa, truth[0].shape[1]), strict=True):
         following = torch.tensor(ids[1:])[:, None]
         positions += len(following)
         same += int((p_TV.argmax(-1) == q_TV.argmax(-1)).sum())
@@ -224,11 +225,11 @@ def failed(texts: Texts, kept: Kept, why: Exception) -> dict[str, object]:
     return {"bench": "fidelity", "model": texts.name, **asdict(kept), "failed": said}
 
 
-def measured(texts: Texts, formats: Iterable[Kept]) -> Iterator[dict[str, object]]:
+def measured(texts: Texts, formats: Iterable[Kept], isa: str) -> Iterator[dict[str, object]]:
     truth = list(reference(texts))
     for kept in formats:
         try:
-            yield compared(texts, truth, kept)
+            yield compared(texts, truth, kept, isa)
         except (AfserveError, ValueError, RuntimeError) as why:
             yield failed(texts, kept, why)
 
@@ -244,7 +245,9 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=3, help="texts")
     parser.add_argument("--length", type=int, default=256, help="tokens of each at most")
     parser.add_argument("--save", action="store_true", help="append the rows to bench/results/fidelity.jsonl")
+    parser.add_argument("--isa", default=AUTO, choices=(AUTO, *ISAS), help="what afserve computes with")
     options = parser.parse_args()
+    check_isa(options.isa)
     if (options.model is None) != (options.texts is None):
         parser.error("--model and --texts belong together")
     sizes, of_families = (options.windows, options.length), options.families is not None
@@ -259,12 +262,12 @@ def main() -> None:
                 *(tiny(name, Path(place) / name.replace(" ", "-"), *sizes) for name in TINY),
             ]
         for texts in every:
-            for row in measured(texts, OF_FAMILIES if of_families else FORMATS):
+            for row in measured(texts, OF_FAMILIES if of_families else FORMATS, options.isa):
                 row |= {"family": True} if of_families else {}
                 print(json.dumps(row), flush=True)
                 if options.save:
                     with RESULTS.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({**row, **origin()}) + "\n")
+                        file.write(json.dumps({**row, **origin(options.isa)}) + "\n")
 
 
 if __name__ == "__main__":

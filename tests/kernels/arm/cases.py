@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor
 
 from afserve.kernels import tiled
+from afserve.kernels.formats.eight_bits import KV_DTYPES, rounded
 from afserve.kernels.formats.ggml import TYPES, GgmlRows
 from afserve.kernels.grouped import Groups, int8_rounded, quantised_groups
 from afserve.kernels.native import SELECTIONS
@@ -292,19 +293,30 @@ def integers(batch) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-def attended(lengths, dtype, heads, groups, size, window, block, tiles, rank=0) -> Case:
-    """With a rank, values are the first so many elements of keys, which have one head."""
+def in_eight(x: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
+    """Rows as a cache in 8 bits has them; the first `rank` numbers have a scale of their own."""
+    both = [rounded(part, dtype) for part in (x[..., : rank or None], x[..., rank or x.shape[-1] :])]
+    return torch.cat([code.view(dtype).float() * scale for code, scale in both], -1)
+
+
+def attended(lengths, dtype, heads, groups, size, window, block, tiles, rank=0, eight=None) -> Case:
+    """With a rank, values are the first so many elements of keys, which have one head. What is wanted in 8 bits is of
+    what codes stand for."""
     batch, blocks = attention.paged(lengths, block)
     k, v = (noise(blocks, groups, block, size, dtype=dtype, seed=n) for n in (1, 2))
     v = k[..., :rank] if rank else v
     q = noise(batch.tokens, heads, size, dtype=dtype, seed=3)
     sinks = noise(heads, seed=4) if window == 7 else None
-    want = attention.exact(q, k, v, batch, size**-0.5, window, sinks)
+    held = [k, v] if eight is None else [in_eight(x, rank, eight) for x in (k, v)]
+    want = attention.exact(
+        q, held[0], held[1][..., :rank] if rank else held[1], batch, size**-0.5, window, sinks
+    )
     at = places(batch, block)
     rows_of = [cache.transpose(1, 2).reshape(-1, groups, cache.shape[3])[at] for cache in (k, v)]
     return case(
         "attention", (1e-5 if dtype is F32 else 1e-2, 1e-2), q=q, k=rows_of[0], v=rows_of[1], places=at, sinks=sinks,
         want=want, scale=size**-0.5, window=window or 0, block=block, blocks=blocks, tiles=tiles, latent=bool(rank),
+        bits=0 if eight is None else 1 + (eight is not torch.int8),
         **integers(batch),
     )  # fmt: skip
 
@@ -316,6 +328,8 @@ def gqa() -> Iterator[Case]:
             yield attended(lengths, dtype, 3, 3, 48, 50, 32, True)
             yield attended(lengths, dtype, 4, 2, 128, 7, 16, True)
             yield attended(lengths, dtype, 3, 3, 40, 50, 16, False)
+        for eight in KV_DTYPES.values():
+            yield attended(attention.BATCHES[2], dtype, 8, 2, 64, 50, 16, False, eight=eight)
 
 
 def mla() -> Iterator[Case]:
@@ -323,6 +337,8 @@ def mla() -> Iterator[Case]:
         for lengths in attention.BATCHES[:4]:
             yield attended(lengths, dtype, 8, 1, 48 + 16, None, 16, False, rank=48)
             yield attended(lengths, dtype, 20, 1, 130 + 10, None, 16, False, rank=130)
+        for eight in KV_DTYPES.values():
+            yield attended(attention.BATCHES[2], dtype, 8, 1, 48 + 16, None, 16, False, rank=48, eight=eight)
 
 
 def delta(truth: Ops) -> Iterator[Case]:

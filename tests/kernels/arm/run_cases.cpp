@@ -208,20 +208,23 @@ void attention(const Case& c, Engine& engine) {
   const Tensor &q = c["q"], &k = c["k"], &v = c["v"];
   int heads = q.size(1), size = q.size(2), groups = k.size(1), columns = v.size(2), block = c.number("block"), blocks = c.number("blocks");
   bool tiles = c.number("tiles"), one = c.number("latent");
-  auto strides = [&](int wide) { return std::array<size_t, 3>{size_t(groups) * block * wide, size_t(block) * wide, size_t(wide)}; };
-  E none;
-  memset(&none, 0xff, sizeof none);
-  std::vector<E> keys(size_t(blocks) * groups * block * size, none), values(one ? 0 : size_t(blocks) * groups * block * columns, none);
-  auto [kb, kg, kt] = strides(size);
-  auto [vb, vg, vt] = strides(one ? size : columns);
+  Bits bits = static_cast<Bits>(c.number("bits"));
+  int wide = size + (bits == Bits::whole ? 0 : SCALE_BYTES);  // of a key
+  size_t item = bits == Bits::whole ? sizeof(E) : 1, slots = size_t(blocks) * groups * block;
+  auto strides = [&](int row) { return std::array<size_t, 3>{size_t(groups) * block * row, size_t(block) * row, size_t(row)}; };
+  std::vector<char> key_bytes(slots * wide * item, '\xff'), value_bytes(one ? 0 : slots * columns * item, '\xff');
+  E *keys = reinterpret_cast<E*>(key_bytes.data()), *values = reinterpret_cast<E*>(value_bytes.data());
+  auto [kb, kg, kt] = strides(wide);
+  auto [vb, vg, vt] = strides(one ? wide : columns);
   Layout key_layout = tiles ? Layout::key_tiles : Layout::rows, value_layout = tiles ? Layout::value_tiles : Layout::rows;
   const int64_t* places = c.data<int64_t>("places");
-  write_cache(k.as<E>(), size_t(groups) * size, size, k.size(0), places, Store<E>{keys.data(), kb, kg, kt, groups, size, blocks, block, key_layout});
-  if (!one)
-    write_cache(v.as<E>(), size_t(groups) * columns, columns, v.size(0), places, Store<E>{values.data(), vb, vg, vt, groups, columns, blocks, block, value_layout});
+  Store<E> to_keys{keys, kb, kg, kt, groups, size, blocks, block, key_layout, bits};
+  Store<E> to_values{values, vb, vg, vt, groups, columns, blocks, block, value_layout, bits};
+  one ? write_latents(k.as<E>(), k.size(0), places, to_keys, columns)
+      : write_pairs(k.as<E>(), v.as<E>(), k.size(0), places, to_keys, to_values);
   std::vector<E> out(size_t(q.size(0)) * heads * columns + 1);
-  Attention<E> a{q.as<E>(), size_t(heads) * size, size_t(size), heads, groups, {keys.data(), kb, kg, kt, size, key_layout},
-                 {one ? keys.data() : values.data(), vb, vg, vt, columns, value_layout}, blocks, block, c.real("scale"),
+  Attention<E> a{q.as<E>(), size_t(heads) * size, size_t(size), heads, groups, {keys, kb, kg, kt, size, key_layout, bits},
+                 {one ? keys : values, vb, vg, vt, columns, value_layout, bits}, blocks, block, c.real("scale"),
                  c.number("window"), out.data(), c.data<float>("sinks")};
   attend(engine, a, batch_of(c));
   compare(c, engine, out.data());
