@@ -117,12 +117,12 @@ def _near() -> str:
     if not found:
         return ""
     return (
-        f"\n\n**Chosen rows fetched from memory of the host** ({_machines_of(found)}); `python -m bench.sparse_attention --decode-only --near-rows N --save`. The aim is 1.3. The same model with all rows in the cache beside it, in turns; on a CPU both memories are one, so what is told is the price of looking up, copying and reading elsewhere, and not that of a link. Weights and rows are random: tokens that follow each other choose less alike than a trained model's do. Bytes are of a token over all layers, with four bytes a layer that say where its row is near.\n\n"
+        f"\n\n**Chosen rows fetched from memory of the host** ({_machines_of(found)}); `python -m bench.sparse_attention --near-rows N --save`, without prompts `--decode-only`. The aim is 1.3. The same model with all rows in the cache beside it, in turns; on a CPU both memories are one, so what is told is the price of looking up, copying and reading elsewhere, and not that of a link. Weights are random, and without a prompt rows are, too: then tokens that follow each other choose less alike. Bytes are of a token over all layers, with four bytes a layer that say where its row is near.\n\n"
         + table(
-            ["context", "instructions", "heads", "layers", "threads", "turns", "rows near", "found near", "token, ms", "all in the cache, ms", "of that (middle four fifths)", "bytes in fast memory", "in the host", "near rows, MiB"],
+            ["context", "instructions", "heads", "layers", "threads", "turns", "rows near", "prompt, s", "all in the cache, s", "of that", "found near", "token, ms", "all in the cache, ms", "of that (middle four fifths)", "bytes in fast memory", "in the host", "near rows, MiB"],
             (
                 [f"{row['tokens']:,}", row["isa"], row["heads"], row["layers"], row["threads"], row["turns"], f"{row['near_rows']:,}",
-                 f"{row['found_share']:.0%}", f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_sparse_s']:.2f}",
+                 *_prompt(row, "sparse"), f"{row['found_share']:.0%}", f"{1e3 * row['token_s']:.2f}", f"{1e3 * row['token_sparse_s']:.2f}",
                  f"{row['token_ratio']:.2f} ({row['token_spread'][0]:.2f} to {row['token_spread'][1]:.2f})",
                  f"{row['near_token_bytes']:,}", f"{row['far_token_bytes']:,}", f"{row['near_bytes'] / (1 << 20):.0f}"]
                 for row in found
@@ -131,10 +131,10 @@ def _near() -> str:
     )  # fmt: skip
 
 
-def _prompt(row: Row) -> list[str]:
+def _prompt(row: Row, other: str = "full") -> list[str]:
     if row["decode_only"]:
         return ["", "", ""]
-    return [f"{row['prompt_s']:.1f}", f"{row['prompt_full_s']:.1f}", f"{row['prompt_ratio']:.2f}"]
+    return [f"{row['prompt_s']:.1f}", f"{row[f'prompt_{other}_s']:.1f}", f"{row['prompt_ratio']:.2f}"]
 
 
 def _machines_of(found: list[Row]) -> str:
