@@ -85,6 +85,33 @@ void fill_rows(Buffer<E>& b) {
   for (size_t i = 0; i < b.size(); i += size_t(up_to(200))) set(b[i], random_bits() % 2 ? NAN : INFINITY);
 }
 
+Bits some_bits() { return random_bits() % 2 ? Bits::whole : random_bits() % 2 ? Bits::int8 : Bits::fp8; }
+
+// So many rows of a cache, in 8 bits codes with or without scales behind them. A stride is one row's, in elements or in bytes.
+template <class E>
+struct CacheRows {
+  CacheRows(size_t rows, int size, Bits bits, bool scales = true)
+      : stride(size + (bits != Bits::whole && scales ? SCALE_BYTES : 0)),
+        row_bytes(stride * (bits == Bits::whole ? sizeof(E) : 1)),
+        bytes(rows * row_bytes) {
+    Buffer<E> numbers(size);
+    for (size_t r = 0; r < rows; r++) {
+      uint8_t* to = bytes.get() + r * row_bytes;
+      fill(numbers);
+      if (bits == Bits::whole) {
+        memcpy(to, numbers.get(), row_bytes);
+        continue;
+      }
+      float scale = to_eight(numbers.get(), size, bits, to);
+      for (size_t at = size; at < stride; at += sizeof scale) memcpy(to + at, &scale, sizeof scale);
+    }
+  }
+  E* get() { return reinterpret_cast<E*>(bytes.get()); }
+
+  size_t stride, row_bytes;
+  Buffer<uint8_t> bytes;
+};
+
 template <class E>
 Dtype code();
 template <>
@@ -320,11 +347,12 @@ void layer(Engine& engine) {
   paged.write(start, length, table, position, slot);
   Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
               position.get(), slot.get(), paged.tokens};
-  size_t token = size, group = token * paged.block, block = group * groups;
-  Buffer<E> keys(block * paged.blocks), values(block * paged.blocks);
+  Bits bits = some_bits();
+  size_t group = paged.block, rows = group * groups * paged.blocks;
+  CacheRows<E> keys(rows, size, bits), values(rows, size, bits, false);
   Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size()), norm(hidden), head_norm(heads * size);
   Buffer<float> cos(size_t(1200) * (size / 2)), sin(cos.size()), bias(count), sinks(heads);
-  fill(keys), fill(values), fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias), fill(sinks);
+  fill_rows(x), fill(norm), fill(head_norm), fill(cos), fill(sin), fill(bias), fill(sinks);
   auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
   int choices = up_to(std::min(4, count));
   Rule rule{choices, int(random_bits() % 3), 0, 1, 1, true, 1e-20f, 1.0f, 0.0f};
@@ -337,10 +365,13 @@ void layer(Engine& engine) {
   GqaLayer half({hidden, heads, groups, size, 1e-6f, 0.1f, window, wide, !wide && random_bits() % 2}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);
   Buffer<float> weight(size_t(paged.tokens) * choices);
-  Store<E> k{keys.get(), block, group, token, groups, size, paged.blocks, paged.block,
-             tiles ? Layout::key_tiles : Layout::rows};
-  Store<E> v{values.get(), block, group, token, groups, size, paged.blocks, paged.block,
-             tiles ? Layout::value_tiles : Layout::rows};
+  tiles &= bits == Bits::whole;
+  auto store = [&](CacheRows<E>& cache, Layout layout) {
+    size_t token = cache.stride;
+    return Store<E>{cache.get(), token * group * groups, token * group, token, groups, size, paged.blocks, paged.block,
+                    tiles ? layout : Layout::rows, bits};
+  };
+  Store<E> k = store(keys, Layout::key_tiles), v = store(values, Layout::value_tiles);
   Turn turn{cos.get(), sin.get(), position.get(), 1200, size / 2, false};
   half.run(engine, LayerCall<E>{x.get(), paged.tokens, turn, slot.get(), k, v, normed.get(), expert.get(),
                                 weight.get()}, batch);
@@ -358,11 +389,14 @@ void latent(Engine& engine) {
   paged.write(start, length, table, position, slot);
   Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
               position.get(), slot.get(), paged.tokens};
-  size_t token = size, block = token * paged.block;
-  Buffer<E> cache(block * paged.blocks), q(size_t(paged.tokens) * heads * size), out(size_t(paged.tokens) * heads * rank);
-  fill(cache), fill(q);
-  Cache<E> keys{cache.get(), block, block, token, size}, values{cache.get(), block, block, token, rank};
-  attend(engine, Attention<E>{q.get(), size_t(heads) * size, token, heads, 1, keys, values, paged.blocks, paged.block,
+  Bits bits = some_bits();
+  CacheRows<E> cache(size_t(paged.block) * paged.blocks, size, bits);
+  Buffer<E> q(size_t(paged.tokens) * heads * size), out(size_t(paged.tokens) * heads * rank);
+  fill(q);
+  size_t token = cache.stride, block = token * paged.block;
+  Cache<E> keys{cache.get(), block, block, token, size, Layout::rows, bits}, values = keys;
+  values.size = rank;
+  attend(engine, Attention<E>{q.get(), size_t(heads) * size, size_t(size), heads, 1, keys, values, paged.blocks, paged.block,
                               0.1f, 0, out.get()}, batch);
   calls++;
 }
@@ -377,11 +411,14 @@ void latent_half(Engine& engine) {
   paged.write(start, length, table, position, slot);
   Batch batch{start.get(), length.get(),   table.get(), size_t(paged.most), paged.sequences,
               position.get(), slot.get(), paged.tokens};
-  size_t token = size, block = token * paged.block;
-  Buffer<E> cache(block * paged.blocks), x(size_t(paged.tokens) * hidden), normed(x.size());
+  bool indexed = own && random_bits() % 3, choice = false;
+  Bits bits = indexed ? Bits::whole : some_bits();
+  CacheRows<E> cache(size_t(paged.block) * paged.blocks, size, bits);
+  size_t token = cache.stride, block = token * paged.block;
+  Buffer<E> x(size_t(paged.tokens) * hidden), normed(x.size());
   Buffer<E> norm(hidden), q_norm(own), latent_norm(rank);
   Buffer<float> cos(size_t(1200) * (rope / 2)), sin(cos.size());
-  fill(cache), fill_rows(x), fill(norm), fill(q_norm), fill(latent_norm), fill(cos), fill(sin);
+  fill_rows(x), fill(norm), fill(q_norm), fill(latent_norm), fill(cos), fill(sin);
   auto packed = [&](int outputs, int inputs) { return linear_map<E>(engine, outputs, inputs); };
   auto by_head = [&](int outputs, int inputs) { return head_map<E>(engine, heads, outputs, inputs); };
   int choices = up_to(std::min(4, count)), wide = heads * (nope + rope);
@@ -389,7 +426,6 @@ void latent_half(Engine& engine) {
   MlaWeights weights{norm.get(), q_norm.get(), latent_norm.get(), norm.get(), packed((own ? own : wide) + size, hidden),
                      own ? packed(wide, own) : nullptr, by_head(rank, nope), by_head(value, rank),
                      packed(hidden, heads * value), packed(count, hidden), nullptr, rule};
-  bool indexed = own && random_bits() % 3, choice = false;
   int dim = rope + up_to(60), top = up_to(300), index_heads = up_to(random_bits() % 2 ? 20 : 70);
   if (random_bits() % 2) dim = (dim + 31) / 32 * 32;
   for (int context : paged.context) choice |= indexed && context > top;
@@ -403,19 +439,19 @@ void latent_half(Engine& engine) {
   MlaLayer half({hidden, heads, nope, rope, value, rank, 1e-6f, 1e-6f, 0.1f, {top, bool(random_bits() % 2)}}, weights);
   Buffer<int32_t> expert(size_t(paged.tokens) * choices);
   Buffer<float> weight(size_t(paged.tokens) * choices);
-  Store<E> latents{cache.get(), block, block, token, 1, size, paged.blocks, paged.block, Layout::rows};
+  Store<E> latents{cache.get(), block, block, token, 1, size, paged.blocks, paged.block, Layout::rows, bits};
   Turn turn{cos.get(), sin.get(), position.get(), 1200, rope / 2, bool(random_bits() % 2)};
   Store<E> keys{index.get(), index_block, index_block, size_t(dim), 1, dim, paged.blocks, paged.block, Layout::rows};
   int64_t slots = int64_t(paged.blocks) * paged.block;
   int near_rows = top + up_to(3 * top);
-  Buffer<E> near_cache(size_t(near_rows) * size);
+  Buffer<uint8_t> near_cache(size_t(near_rows) * cache.row_bytes);
   Buffer<int32_t> place_of(slots + 1), slot_of(near_rows + 1);
   Buffer<int64_t> used(near_rows + 1), counts(4);
   for (int64_t s = 0; s <= slots; s++) place_of[s] = -1;
   for (int r = 0; r <= near_rows; r++) slot_of[r] = -1, used[r] = 0;
   for (int c = 0; c < 4; c++) counts[c] = 0;
-  NearRows near{reinterpret_cast<uint8_t*>(cache.get()), reinterpret_cast<uint8_t*>(near_cache.get()), size * sizeof(E),
-                near_rows, slots, place_of.get(), slot_of.get(), used.get(), counts.get()};
+  NearRows near{reinterpret_cast<uint8_t*>(cache.get()), near_cache.get(), cache.row_bytes, near_rows, slots, place_of.get(),
+                slot_of.get(), used.get(), counts.get()};
   half.run(engine, MlaCall<E>{x.get(), paged.tokens, turn, slot.get(), latents, keys, normed.get(), expert.get(),
                               weight.get(), choice ? chosen.get() : nullptr, choice ? top : 0,
                               random_bits() % 2 ? &near : nullptr}, batch);
