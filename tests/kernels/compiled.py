@@ -9,7 +9,7 @@ from pathlib import Path
 import xxhash
 
 NATIVE = Path(__file__).parents[2] / "kernels/native"
-# They are read once, in place of once a file: two fifths of what these files take to compile.
+# Read once, in place of once a file: a fifth of what these files take without optimising, a sixteenth with -O1.
 HEADERS = (
     "algorithm",
     "atomic",
