@@ -163,7 +163,7 @@ def test_counting_rows_waits_when_they_are_taken_and_not_before(tiny_checkpoint,
         submit(cluster, SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
         finish(cluster)  # more steps than may wait to be counted
         assert not watch.waits
-        counted = cluster.attention[0]._load._decode.take()
+        counted = cluster.attention[0]._load._steps[0][0].take()
         assert watch.waits["aten._to_copy at load.py"] == 1
         assert counted.device.type == "cpu" and counted.shape == (2, 12)
 

@@ -60,6 +60,7 @@ NOT_RUN = {
     "architecture",
     "keep-kv-on-disk",
     "route-by-kv-events",
+    "gpu-libraries",
     "larger-than-memory",
     "ray",
     "reference",
