@@ -15,7 +15,7 @@ from afserve.tokens.tokenizer import Tokenizer
 from tests.e2e.conftest import DEADLINE
 from tests.families.pictures import SIGHTS, build_talking, data_url
 
-pytestmark = [pytest.mark.process, pytest.mark.alone]
+pytestmark = pytest.mark.process
 NEW = 160
 
 
@@ -64,6 +64,7 @@ def by_transformers(sight, folder, up, asked, urls, said):
     return tokenizer.decode(SIGHTS[sight].seeing(folder).continued(request, guess), skip_special_tokens=False)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sight", ["llama4", pytest.param("qwen3_5", marks=pytest.mark.long)])
 def test_a_kill_in_mid_stream_and_a_cache(sight, tmp_path, up):
     folder = build_talking(tmp_path, sight)
