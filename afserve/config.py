@@ -265,9 +265,6 @@ class EngineSettings:
         if self.isa != AUTO and self.device != "cpu":
             told = f"{self.isa} is of the kernels of CPUs, --device {self.device} has others; leave out one"
             raise ConfigError(f"--isa: {told}", param="isa")
-        if self.kv_dtype != AUTO and self.device != "cpu":
-            told = f"the kernels of CPUs read it, those of --device {self.device} do not; leave it out"
-            raise ConfigError(f"--kv-dtype {self.kv_dtype}: {told}", param="kv_dtype")
         if libraries_of(self.gpu_kernels) and self.device == "cpu":
             told = f"{self.gpu_kernels} is for GPUs, and cpu is none; leave it out, or add --device cuda"
             raise ConfigError(f"--gpu-kernels: {told}", param="gpu_kernels")

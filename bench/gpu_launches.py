@@ -13,12 +13,14 @@ from torch import Tensor
 from afserve.comm.m2n.fused_message import fill
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import Header, Kind, Parcel, WireType
+from afserve.kernels.formats.eight_bits import KV_DTYPES
 from afserve.kernels.grouped import Groups
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.eight import gather_latents
 from afserve.kernels.triton.experts_apart import quantise_places
 from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
@@ -54,7 +56,8 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "experts-apart": apart, "plan": partial(plans, ops), "router": partial(routers, ops),
         "small": partial(small, ops), "gqa": partial(gqa, ops), "mla": partial(mla, ops),
-        "mla-prompts": partial(mla_prompts, ops), "choice": partial(choices, ops), "near": near_rows,
+        "mla-prompts": partial(mla_prompts, ops), "kv-eight": partial(eight_bits, ops),
+        "choice": partial(choices, ops), "near": near_rows,
     }  # fmt: skip
 
 
@@ -142,15 +145,46 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
     yield "rope", partial(ops.rope, q, angle, angle, at, False)
     yield "write kv", partial(ops.write_kv, k, k, cache, cache, at)
     yield "write latent", partial(ops.write_latent, zeros(3, 576), latent, at, 512)
-    layer = MlaLayer(
-        norm, ops.pack_linear(zeros(2112, 64), None), zeros(1536), ops.pack_linear(zeros(64, 1536), None), zeros(512),
-        ops.pack_heads(zeros(1, 512, 128)), ops.pack_heads(zeros(1, 128, 512)), angle[:, :32], angle[:, :32], True,
-        ops.pack_linear(zeros(64, 128), None), norm, None, None, None, None, 1, 128, 64, 1e-6, 1e-6, 0.1,
-    )  # fmt: skip
-    yield "keep latents", partial(ops.keep_latents, zeros(3, 2112), layer, latent, batch_of(3, 1, 64))
+    kept = zeros(3, 2112), latent_layer(ops), latent, batch_of(3, 1, 64)
+    yield "keep latents", partial(ops.keep_latents, *kept)
     turned = q, k, k, angle, angle, at, cache, cache, at, False
     yield "rope and write", partial(rope_write_kv, *turned)
     yield "norms, rope and write", partial(rope_write_kv, *turned, norm, norm, 1e-6)
+
+
+def latent_layer(ops: TritonBackend) -> MlaLayer:
+    """What is kept of a token as DeepSeek-V3 keeps it, of one head."""
+    norm, angle = zeros(128), zeros(9, 32, dtype=F32)
+    return MlaLayer(
+        norm, ops.pack_linear(zeros(2112, 64), None), zeros(1536), ops.pack_linear(zeros(64, 1536), None), zeros(512),
+        ops.pack_heads(zeros(1, 512, 128)), ops.pack_heads(zeros(1, 128, 512)), angle, angle, True,
+        ops.pack_linear(zeros(64, 128), None), norm, None, None, None, None, 1, 128, 64, 1e-6, 1e-6, 0.1,
+    )  # fmt: skip
+
+
+def eight_bits(ops: TritonBackend) -> Iterator[Launch]:
+    """A KV cache in 8 bits of Qwen3, DeepSeek-V2-Lite and V3: rows that are kept, and attention over them."""
+    at, angle, norm = zeros(3, dtype=torch.int64), zeros(9, 64, dtype=F32), zeros(128)
+    q, k = zeros(3, 64, 128), zeros(3, 4, 128)
+    for name, kind in KV_DTYPES.items():
+        if name == "fp8" and not ops.holds_fp8(BF16):
+            continue
+        shapes = (2, 4, 64, 136), (2, 4, 64, 128), (2, 64, 584)
+        keys, values, latent = (zeros(*shape, dtype=kind) for shape in shapes)
+        kept = q, k, k, angle, angle, at, keys, values, at, False, norm, norm, 1e-6
+        yield f"norms, rope and write {name}", partial(rope_write_kv, *kept)
+        yield f"write kv {name}", partial(ops.write_kv, k, k, keys, values, at)
+        yield f"write latent {name}", partial(ops.write_latent, zeros(3, 576), latent, at, 512)
+        made = zeros(3, 2112), latent_layer(ops), latent, batch_of(3, 1, 64)
+        yield f"keep latents {name}", partial(ops.keep_latents, *made)
+        yield f"gather latents {name}", partial(gather_latents, latent, at, 512, BF16)
+        for queries, what in ((1, "decode"), (3, "prompt")):
+            batch = batch_of(2, queries, 4096)
+            call = partial(ops.attend_gqa, zeros(2 * queries, 64, 128), keys, values, batch, 0.1, None)
+            yield f"gqa 64 heads of 128 {name} {what}", call
+            for heads in (16, 128):
+                seen = zeros(2 * queries, heads, 576), latent, 512, batch, 0.1
+                yield f"mla {heads} heads {name} {what}", partial(ops.attend_mla, *seen)
 
 
 def gqa(ops: TritonBackend) -> Iterator[Launch]:

@@ -1,7 +1,8 @@
 """Triton attention over a paged GQA cache: one query per sequence with split KV, and chunks of many queries.
 
 A mixed batch takes both launches; each skips the other's sequences on the device. A key/value head's query heads are
-the rows of one tile, so its cache is read once. It knows nothing of rotary embedding or of how blocks are given out.
+the rows of one tile, so its cache is read once. Of a cache in 8 bits codes are multiplied, and scores and weights with
+the scales of their rows. It knows nothing of rotary embedding or of how blocks are given out.
 Shapes: T tokens, S sequences, A query heads, G key/value heads, D head size, N blocks, B block size.
 """
 
@@ -14,8 +15,10 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from afserve.kernels.formats.eight_bits import key_numbers
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.eight import as_numbers, begins_at, scales_at, weighted_rows
 from afserve.kernels.triton.launch import PreparedLaunch, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
@@ -28,7 +31,7 @@ def _attend_span(
     q, values, largest, total, position, begin, end, window, table_ptr, k_ptr, v_ptr, scale, size, v_size,
     k_block, k_offset, v_block, v_offset,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    SIZE: tl.constexpr, V_SIZE: tl.constexpr,
+    SIZE: tl.constexpr, V_SIZE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     """Add the keys of [begin, end) to a running softmax of rows at `position`; unmasked spans are seen by all rows."""
     d = tl.arange(0, SIZE)
@@ -38,10 +41,18 @@ def _attend_span(
         exists = key < end
         block = tl.load(table_ptr + key // BLOCK, mask=exists, other=0).to(tl.int64)
         offset = key % BLOCK
-        k_at = k_ptr + (block * k_block + offset * k_offset)[None, :] + d[:, None]
+        k_row = block * k_block + offset * k_offset
+        if EIGHT:
+            k_row = tl.multiple_of(k_row, [EIGHT])
+        k_at = k_ptr + k_row[None, :] + d[:, None]
         v_at = v_ptr + (block * v_block + offset * v_offset)[:, None] + dv[None, :]
         k = tl.load(k_at, mask=exists[None, :] & (d < size)[:, None], other=0.0)
-        score = tl.dot(q, k, input_precision=PRECISION) * scale
+        if EIGHT:
+            of_key, of_value = scales_at(k_ptr + k_row + size, exists)
+            k = as_numbers(k, q.dtype)
+            score = tl.dot(q, k, input_precision=PRECISION) * (of_key * scale)[None, :]
+        else:
+            score = tl.dot(q, k, input_precision=PRECISION) * scale
         if MASKED:
             seen = (
                 exists[None, :]
@@ -54,6 +65,8 @@ def _attend_span(
         old = tl.exp2(largest - higher)
         v = tl.load(v_at, mask=exists[:, None] & (dv < v_size)[None, :], other=0.0)
         total = total * old + tl.sum(weight, axis=1)
+        if EIGHT:
+            weight, v = weighted_rows(weight, v, of_value, q.dtype)
         values = tl.dot(weight.to(v.dtype), v, values * old[:, None], input_precision=PRECISION)
         largest = higher
     return values, largest, total
@@ -65,7 +78,7 @@ def _decode(
     scale, window, groups, repeat, size, v_size, q_token, q_head, table_row,
     k_block, k_group, k_offset, v_block, v_group, v_offset, parts,
     BLOCK: tl.constexpr, DIRECT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -90,7 +103,7 @@ def _decode(
     values, largest, total = _attend_span(
         q, values, largest, total, position, first + begin, first + end, window, table_ptr + sequence * table_row,
         k_ptr + group.to(tl.int64) * k_group, v_ptr + group.to(tl.int64) * v_group, scale * LOG2E,
-        size, v_size, k_block, k_offset, v_block, v_offset, BLOCK, True, KEYS, PRECISION, SIZE, V_SIZE,
+        size, v_size, k_block, k_offset, v_block, v_offset, BLOCK, True, KEYS, PRECISION, SIZE, V_SIZE, EIGHT,
     )  # fmt: skip
     heads = groups * repeat
     inside = used[:, None] & (dv < v_size)[None, :]
@@ -123,7 +136,7 @@ def _chunks(
     scale, window, sequences, groups, repeat, size, v_size, q_token, q_head, table_row,
     k_block, k_group, k_offset, v_block, v_group, v_offset,
     BLOCK: tl.constexpr, WINDOWED: tl.constexpr, SEQUENCES: tl.constexpr, QUERIES: tl.constexpr, REPEAT: tl.constexpr,
-    KEYS: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
     s = tl.arange(0, SEQUENCES)
@@ -159,11 +172,12 @@ def _chunks(
         values, largest, total = _attend_span(
             q, values, largest, total, position, begin, full, window, table_ptr, k_ptr, v_ptr, scale * LOG2E,
             size, v_size, k_block, k_offset, v_block, v_offset, BLOCK, False, KEYS, PRECISION, SIZE, V_SIZE,
+            EIGHT,
         )  # fmt: skip
         begin = full
     values, largest, total = _attend_span(
         q, values, largest, total, position, begin, end, window, table_ptr, k_ptr, v_ptr, scale * LOG2E,
-        size, v_size, k_block, k_offset, v_block, v_offset, BLOCK, True, KEYS, PRECISION, SIZE, V_SIZE,
+        size, v_size, k_block, k_offset, v_block, v_offset, BLOCK, True, KEYS, PRECISION, SIZE, V_SIZE, EIGHT,
     )  # fmt: skip
     inside = used[:, None] & (dv < v_size)[None, :]
     row_at = (token * groups * repeat + head) * v_size
@@ -196,8 +210,8 @@ def decode_gqa(
     scratch = split_scratch(batch.sequences, q_TAD.shape[1], parts, v_NGBD.shape[3], q_TAD.device)
     strides = q_TAD.stride()[:2], batch.block_table_SB.stride(0), k_NGBD.stride()[:3], v_NGBD.stride()[:3]
     decode = _decoding(
-        batch.sequences, q_TAD.shape[1], k_NGBD.shape, v_NGBD.shape[3], k_NGBD.dtype, scale, window, tile, parts,
-        strides,
+        batch.sequences, q_TAD.shape[1], _keys(k_NGBD), v_NGBD.shape[3], (q_TAD.dtype, begins_at(k_NGBD)), scale,
+        window, tile, parts, strides,
     )  # fmt: skip
     batched = batch.query_start_S1, batch.context_S, batch.block_table_SB
     decode(q_TAD, k_NGBD, v_NGBD, out, *scratch, sink_A, *batched)
@@ -205,21 +219,23 @@ def decode_gqa(
 
 
 _Strides = tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...]]
+_Kinds = tuple[torch.dtype, int]
+"""Of queries; and EIGHT, `begins_at` of the cache."""
 
 
 @planned
 def _decoding(
-    sequences: int, heads: int, keys: tuple[int, int, int, int], values: int, dtype: torch.dtype, scale: float,
+    sequences: int, heads: int, keys: tuple[int, int, int], values: int, kinds: _Kinds, scale: float,
     window: int | None, tile: AttentionTile, parts: int, strides: _Strides,
 ) -> PreparedLaunch:  # fmt: skip
-    _, groups, block, size = keys
+    groups, block, size = keys
     of_q, of_table, of_k, of_v = strides
     repeat = heads // groups
     return PreparedLaunch(
         _decode, (sequences, groups, parts),
         (scale, window or NO_WINDOW, groups, repeat, size, values, *of_q, of_table, *of_k, *of_v, parts),
         DIRECT=parts == 1, ROWS=max(16, power_of_two(repeat)), SHORTEST=tile.split,
-        **_constants(tile, block, size, values, dtype),
+        **_constants(tile, block, size, values, kinds),
     )  # fmt: skip
 
 
@@ -228,29 +244,29 @@ def chunks_gqa(
     sink_A: Tensor | None, tile: AttentionTile, out: Tensor,
 ) -> None:  # fmt: skip
     """Sequences of several queries: one program per key/value head and tile of queries."""
-    groups = k_NGBD.shape[1]
+    groups, block, size = _keys(k_NGBD)
     repeat = q_TAD.shape[1] // groups
     padded = power_of_two(repeat)
     queries = max(1, max(tile.queries, 16) // padded)
     _chunks[(q_TAD.shape[0] // queries + batch.sequences, groups)](
         q_TAD, k_NGBD, v_NGBD, out, sink_A, batch.query_start_S1, batch.context_S, batch.block_table_SB,
-        scale, window or NO_WINDOW, batch.sequences, groups, repeat, *_sizes(q_TAD, k_NGBD, v_NGBD, batch),
+        scale, window or NO_WINDOW, batch.sequences, groups, repeat, size, v_NGBD.shape[3],
+        *q_TAD.stride()[:2], batch.block_table_SB.stride(0), *k_NGBD.stride()[:3], *v_NGBD.stride()[:3],
         WINDOWED=window is not None, SEQUENCES=max(16, power_of_two(batch.sequences)),
         QUERIES=queries, REPEAT=padded,
-        **_constants(tile, k_NGBD.shape[2], k_NGBD.shape[3], v_NGBD.shape[3], k_NGBD.dtype),
+        **_constants(tile, block, size, v_NGBD.shape[3], (q_TAD.dtype, begins_at(k_NGBD))),
     )  # fmt: skip
 
 
-def _sizes(q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch) -> tuple[int, ...]:
-    return (
-        k_NGBD.shape[3], v_NGBD.shape[3], *q_TAD.stride()[:2], batch.block_table_SB.stride(0),
-        *k_NGBD.stride()[:3], *v_NGBD.stride()[:3],
-    )  # fmt: skip
+def _keys(k_NGBD: Tensor) -> tuple[int, int, int]:
+    """Groups, tokens of a block, and numbers of a key."""
+    _, groups, block, width = k_NGBD.shape
+    return groups, block, key_numbers(width, k_NGBD.dtype)
 
 
-def _constants(tile: AttentionTile, block: int, size: int, values: int, dtype: torch.dtype) -> dict[str, Any]:
+def _constants(tile: AttentionTile, block: int, size: int, values: int, kinds: _Kinds) -> dict[str, Any]:
     return {
-        "BLOCK": block, "KEYS": tile.keys, "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
-        "SIZE": max(16, power_of_two(size)), "V_SIZE": max(16, power_of_two(values)),
+        "BLOCK": block, "KEYS": tile.keys, "PRECISION": "ieee" if kinds[0] is torch.float32 else "tf32",
+        "SIZE": max(16, power_of_two(size)), "V_SIZE": max(16, power_of_two(values)), "EIGHT": kinds[1],
         "num_warps": tile.warps, "num_stages": tile.stages, **FUSED,
     }  # fmt: skip

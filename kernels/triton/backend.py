@@ -33,6 +33,7 @@ from afserve.kernels.triton import kv as triton_kv
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton import router as triton_router
 from afserve.kernels.triton.attention import attend_gqa
+from afserve.kernels.triton.eight import rows_dtype
 from afserve.kernels.triton.experts import ExpertWeights
 from afserve.kernels.triton.experts_bits import CodedWeights
 from afserve.kernels.triton.joining import Joint
@@ -71,8 +72,8 @@ class TritonBackend(LatentBackend):
         parts: int | None = None,
         libraries: Libraries | None = None,
     ) -> None:
-        super().__init__(device, multiprocessors, tiles or TileTable(), parts)
-        self._has_fp8, self.libraries = has_fp8, libraries or Libraries()
+        super().__init__(device, multiprocessors, tiles or TileTable(), has_fp8, parts)
+        self.libraries = libraries or Libraries()
         self._expert_tiles = planned(self.tiles.expert_tiles)
         self._four_bit_tiles = planned(self.tiles.four_bit_tiles)
 
@@ -159,13 +160,8 @@ class TritonBackend(LatentBackend):
         return PackedExperts(slots, hidden, inner, None, None, handle, dtype=shape.dtype)
 
     def set_expert(
-        self,
-        experts: PackedExperts,
-        slot: int,
-        gate_up_JH: Tensor,
-        down_HI: Tensor,
-        biases: Biases | None = None,
-    ) -> None:
+        self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor, biases: Biases | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(experts.handle, CodedWeights):
             group = experts.handle.group
             gate_up, down = (int8_rows(w.to(self.device), group) for w in (gate_up_JH, down_HI))
@@ -305,7 +301,7 @@ class TritonBackend(LatentBackend):
         triton_kv.write_kv(k_TGD, v_TGD, k_NGBD, v_NGBD, kv_slot_T)
 
     def write_latent(self, latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
-        triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T)
+        triton_kv.write_latent(latent_TC, cache_NBC, kv_slot_T, rank)
 
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
@@ -331,12 +327,12 @@ class TritonBackend(LatentBackend):
             seen_TAD = self.libraries.attend_decode(q_TAD, k_NGBD, v_NGBD, batch, scale, window)
             if seen_TAD is not None:
                 return seen_TAD
-        decode, chunk = self.tiles.gqa(max(k_NGBD.shape[3], v_NGBD.shape[3]), k_NGBD.element_size())
+        q = q_TAD.to(rows_dtype(k_NGBD, q_TAD))
+        decode, chunk = self.tiles.gqa(max(q.shape[2], v_NGBD.shape[3]), q.element_size())
         keys = batch.max_context if window is None else min(window, batch.max_context)
         parts = self.context_parts(batch.sequences * k_NGBD.shape[1], keys, decode.split)
-        q = q_TAD.to(k_NGBD.dtype)
-        out = attend_gqa(q, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
-        return out.to(q_TAD.dtype)
+        seen_TAD = attend_gqa(q, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)
+        return seen_TAD.to(q_TAD.dtype)
 
 
 def _with_gate_like_rows(layer: AnyLayer) -> AnyLayer:

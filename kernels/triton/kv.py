@@ -1,7 +1,8 @@
 """Triton rotary embedding and writes into the paged caches, fused: one launch norms and turns heads and stores them.
 
 Pairs are (2i, 2i+1) if interleaved, else (i, i + half); the result is in half-split order either way, and columns
-past the rotary size are copied. A negative kv slot stores nothing (padding of a captured graph).
+past the rotary size are copied. A negative kv slot stores nothing (padding of a captured graph). A cache in 8 bits gets
+codes of what one in the rows' dtype would get, and scales behind them (`formats/eight_bits.py`).
 Shapes: T tokens, A query heads, G key/value heads, D head size, C latent row, N blocks, B block size.
 """
 
@@ -13,9 +14,11 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from afserve.kernels.formats.eight_bits import SCALES, is_eight
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
+from afserve.kernels.triton.eight import WORD, codes_of, magnitude, put_scale, row_scale
 from afserve.kernels.triton.launch import PreparedLaunch, launched, planned, power_of_two
 
 
@@ -28,10 +31,13 @@ def _normed(x, factor, weight_ptr, at, inside, kind: tl.constexpr):
 
 @triton.jit
 def _turn_heads(
-    x_ptr, out_ptr, norm_ptr, cos_ptr, sin_ptr, heads, x_head, out_head, half, size, eps,
+    x_ptr, out_ptr, scale_ptr, norm_ptr, cos_ptr, sin_ptr, heads, x_head, out_head, half, size, eps,
     HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Rotate `heads` rows of one token, normed first if there is a norm; REST columns are not turned."""
+    """Rotate `heads` rows of one token, normed first if there is a norm; REST columns are not turned. With
+    `scale_ptr`, where the first head's scale goes, they are kept as codes."""
+    kind: tl.constexpr = x_ptr.dtype.element_ty
+    kept_kind: tl.constexpr = out_ptr.dtype.element_ty
     h = tl.arange(0, HEADS)[:, None]
     i = tl.arange(0, HALF)[None, :]
     turned = i < half
@@ -47,7 +53,6 @@ def _turn_heads(
         rest = tl.load(x_ptr + h * x_head + d, mask=kept, other=0.0).to(tl.float32)
         squares += tl.sum(rest * rest, axis=1)
     if norm_ptr is not None:
-        kind: tl.constexpr = x_ptr.dtype.element_ty
         factor = tl.rsqrt(squares / size + eps)[:, None]
         first = _normed(first, factor, norm_ptr, at, turned, kind)
         second = _normed(second, factor, norm_ptr, at + step, turned, kind)
@@ -56,19 +61,40 @@ def _turn_heads(
     cos = tl.load(cos_ptr + i, mask=turned, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + i, mask=turned, other=0.0).to(tl.float32)
     to = out_ptr + h * out_head + i
-    tl.store(to, (first * cos - second * sin).to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(to + half, (second * cos + first * sin).to(out_ptr.dtype.element_ty), mask=inside)
+    if scale_ptr is None:
+        tl.store(to, (first * cos - second * sin).to(kept_kind), mask=inside)
+        tl.store(to + half, (second * cos + first * sin).to(kept_kind), mask=inside)
+    else:
+        below = (first * cos - second * sin).to(kind).to(tl.float32)
+        above = (second * cos + first * sin).to(kind).to(tl.float32)
+        largest = tl.max(tl.maximum(magnitude(below), magnitude(above)), axis=1)
+        if REST > 0:
+            largest = tl.maximum(largest, tl.max(magnitude(rest), axis=1))
+        scale = row_scale(largest, kept_kind)[:, None]
+        put_scale(scale_ptr + h * out_head, scale, h < heads)
+        tl.store(to, codes_of(below, scale, kept_kind), mask=inside)
+        tl.store(to + half, codes_of(above, scale, kept_kind), mask=inside)
+        if REST > 0:
+            rest = codes_of(rest, scale, kept_kind)
     if REST > 0:
-        tl.store(out_ptr + h * out_head + d, rest.to(out_ptr.dtype.element_ty), mask=kept)
+        tl.store(out_ptr + h * out_head + d, rest.to(kept_kind), mask=kept)
 
 
 @triton.jit
-def _copy_heads(x_ptr, out_ptr, heads, x_head, out_head, size, HEADS: tl.constexpr, SIZE: tl.constexpr):
+def _copy_heads(
+    x_ptr, out_ptr, scale_ptr, heads, x_head, out_head, scale_head, size, HEADS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    kept_kind: tl.constexpr = out_ptr.dtype.element_ty
     h = tl.arange(0, HEADS)[:, None]
     d = tl.arange(0, SIZE)[None, :]
     inside = (h < heads) & (d < size)
     x = tl.load(x_ptr + h * x_head + d, mask=inside, other=0.0)
-    tl.store(out_ptr + h * out_head + d, x.to(out_ptr.dtype.element_ty), mask=inside)
+    if scale_ptr is not None:
+        x = x.to(tl.float32)
+        scale = row_scale(tl.max(magnitude(x), axis=1), kept_kind)[:, None]
+        put_scale(scale_ptr + h * scale_head, scale, h < heads)
+        x = codes_of(x, scale, kept_kind)
+    tl.store(out_ptr + h * out_head + d, x.to(kept_kind), mask=inside)
 
 
 @launched
@@ -79,7 +105,7 @@ def _rope(
     token = tl.program_id(0).to(tl.int64)
     angle = tl.load(position_ptr + token).to(tl.int64) * half
     _turn_heads(
-        x_ptr + token * x_token, out_ptr + token * heads * size, None, cos_ptr + angle, sin_ptr + angle,
+        x_ptr + token * x_token, out_ptr + token * heads * size, None, None, cos_ptr + angle, sin_ptr + angle,
         heads, x_head, size, half, size, 0.0, HEADS, HALF, REST, INTERLEAVED,
     )  # fmt: skip
 
@@ -90,7 +116,7 @@ def _rope_write_kv(
     slot_ptr, eps, heads, groups, half, size, v_size, block_size, q_token, q_head, k_token, k_head, v_token, v_head,
     k_block, k_group, k_offset, v_block, v_group, v_offset,
     TURN: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
-    VALUES: tl.constexpr, KEYS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    VALUES: tl.constexpr, KEYS: tl.constexpr, INTERLEAVED: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)  # 0 keys, 1 values, 2 queries
@@ -102,34 +128,44 @@ def _rope_write_kv(
     if part == 2:
         if TURN:
             _turn_heads(
-                q_ptr + token * q_token, out_ptr + token * heads * size, q_norm_ptr, cos_ptr + angle, sin_ptr + angle,
-                heads, q_head, size, half, size, eps, HEADS, HALF, REST, INTERLEAVED,
+                q_ptr + token * q_token, out_ptr + token * heads * size, None, q_norm_ptr, cos_ptr + angle,
+                sin_ptr + angle, heads, q_head, size, half, size, eps, HEADS, HALF, REST, INTERLEAVED,
             )  # fmt: skip
     elif slot >= 0:
+        to = k_cache_ptr + block * k_block + offset * k_offset
+        k_scale = to + size if EIGHT else None
+        v_scale = to + size + WORD if EIGHT else None
         if part == 1:
             to = v_cache_ptr + block * v_block + offset * v_offset
-            _copy_heads(v_ptr + token * v_token, to, groups, v_head, v_group, v_size, GROUPS, VALUES)
+            _copy_heads(
+                v_ptr + token * v_token, to, v_scale, groups, v_head, v_group, k_group, v_size, GROUPS, VALUES
+            )
+        elif TURN:
+            _turn_heads(
+                k_ptr + token * k_token, to, k_scale, k_norm_ptr, cos_ptr + angle, sin_ptr + angle,
+                groups, k_head, k_group, half, size, eps, GROUPS, HALF, REST, INTERLEAVED,
+            )  # fmt: skip
         else:
-            to = k_cache_ptr + block * k_block + offset * k_offset
-            if TURN:
-                _turn_heads(
-                    k_ptr + token * k_token, to, k_norm_ptr, cos_ptr + angle, sin_ptr + angle,
-                    groups, k_head, k_group, half, size, eps, GROUPS, HALF, REST, INTERLEAVED,
-                )  # fmt: skip
-            else:
-                _copy_heads(k_ptr + token * k_token, to, groups, k_head, k_group, size, GROUPS, KEYS)
+            _copy_heads(
+                k_ptr + token * k_token, to, k_scale, groups, k_head, k_group, k_group, size, GROUPS, KEYS
+            )
 
 
 @triton.jit
-def _norm_row(x_ptr, out_ptr, norm_ptr, size, eps, SIZE: tl.constexpr):
-    """One row normed, or copied where there is no norm."""
+def _norm_row(x_ptr, out_ptr, scale_ptr, norm_ptr, size, eps, SIZE: tl.constexpr):
+    """One row normed, or copied where there is no norm; as codes with `scale_ptr`."""
+    kept_kind: tl.constexpr = out_ptr.dtype.element_ty
     d = tl.arange(0, SIZE)
     x = tl.load(x_ptr + d, mask=d < size, other=0.0).to(tl.float32)
     if norm_ptr is not None:
         x = _normed(
             x, tl.rsqrt(tl.sum(x * x, axis=0) / size + eps), norm_ptr, d, d < size, x_ptr.dtype.element_ty
         )
-    tl.store(out_ptr + d, x.to(out_ptr.dtype.element_ty), mask=d < size)
+    if scale_ptr is not None:
+        scale = row_scale(tl.max(magnitude(x), axis=0), kept_kind)
+        put_scale(scale_ptr, scale, True)
+        x = codes_of(x, scale, kept_kind)
+    tl.store(out_ptr + d, x.to(kept_kind), mask=d < size)
 
 
 @launched
@@ -137,24 +173,29 @@ def _keep_latents(
     made_ptr, q_ptr, cache_ptr, q_norm_ptr, norm_ptr, cos_ptr, sin_ptr, position_ptr, slot_ptr, eps, query, rank, half,
     rope, block_size, made_token, cache_block, cache_offset,
     QUERY: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
+    EIGHT: tl.constexpr,
 ):  # fmt: skip
     """One token's latent to its slot, and its key behind it; by a second program its query."""
     token = tl.program_id(0).to(tl.int64)
     made_ptr += token * made_token
     if q_norm_ptr is not None:  # noqa: SIM102, for the other is known when it runs
         if tl.program_id(1) == 1:
-            _norm_row(made_ptr, q_ptr + token * query, q_norm_ptr, query, eps, QUERY)
+            _norm_row(made_ptr, q_ptr + token * query, None, q_norm_ptr, query, eps, QUERY)
             return
     slot = tl.load(slot_ptr + token).to(tl.int64)
     if slot >= 0:
         to = cache_ptr + slot // block_size * cache_block + slot % block_size * cache_offset
-        _norm_row(made_ptr + query, to, norm_ptr, rank, eps, RANK)
+        of_latent = to + rank + rope if EIGHT else None
+        of_rope = to + rank + rope + WORD if EIGHT else None
+        _norm_row(made_ptr + query, to, of_latent, norm_ptr, rank, eps, RANK)
         if HALF > 0:
             angle = tl.load(position_ptr + token).to(tl.int64) * half
             _turn_heads(
-                made_ptr + query + rank, to + rank, None, cos_ptr + angle, sin_ptr + angle, 1, 0, 0, half, rope, 0.0,
-                1, HALF, REST, INTERLEAVED,
+                made_ptr + query + rank, to + rank, of_rope, None, cos_ptr + angle, sin_ptr + angle, 1, 0, 0, half,
+                rope, 0.0, 1, HALF, REST, INTERLEAVED,
             )  # fmt: skip
+        elif EIGHT:
+            _norm_row(made_ptr + query + rank, to + rank, of_rope, None, rope, 0.0, REST)
 
 
 def rope(x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool) -> Tensor:
@@ -219,14 +260,15 @@ def _launch_kv(
     if k_TGD.shape[0]:
         how = (turn.eps, turn.cos_PD.shape[1], turn.interleaved) if turn else None
         strides = q_TAD.stride(), k_TGD.stride(), v_TGD.stride(), k_NGBD.stride(), v_NGBD.stride()
-        write = _writing(how, q_TAD.shape[1], k_TGD.shape, v_TGD.shape[2], k_NGBD.shape[2], strides)
+        eight = is_eight(k_NGBD.dtype)
+        write = _writing(how, q_TAD.shape[1], k_TGD.shape, v_TGD.shape[2], k_NGBD.shape[2], eight, strides)
         write(q_TAD, k_TGD, v_TGD, out_TAD, k_NGBD, v_NGBD, *norms, *angles, kv_slot_T)
 
 
 @planned
 def _writing(
     turn: tuple[float, int, bool] | None, heads: int, shape: tuple[int, ...], values: int, block_size: int,
-    strides: tuple[tuple[int, ...], ...],
+    eight: bool, strides: tuple[tuple[int, ...], ...],
 ) -> PreparedLaunch:  # fmt: skip
     tokens, groups, size = shape
     eps, half, interleaved = turn or (0.0, size // 2, False)
@@ -235,13 +277,14 @@ def _writing(
         (eps, heads, groups, half, size, values, block_size, *(n for stride in strides for n in stride[:-1])),
         TURN=turn is not None, HEADS=power_of_two(heads), GROUPS=power_of_two(groups),
         HALF=power_of_two(half), REST=_rest(size, half), VALUES=power_of_two(values),
-        KEYS=power_of_two(size), INTERLEAVED=interleaved, **FUSED,
+        KEYS=power_of_two(size), INTERLEAVED=interleaved, EIGHT=eight, **FUSED,
     )  # fmt: skip
 
 
-def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor) -> None:
-    """Whole latent rows (compressed KV, then the turned key) to slots block * B + offset."""
-    _launch_latents(_packed_last(latent_TC), None, cache_NBC, None, None, kv_slot_T, latent_TC.shape[1])
+def write_latent(latent_TC: Tensor, cache_NBC: Tensor, kv_slot_T: Tensor, rank: int) -> None:
+    """Whole latent rows (`rank` numbers of compressed KV, then the turned key) to slots block * B + offset."""
+    whole = rank if is_eight(cache_NBC.dtype) else latent_TC.shape[1]
+    _launch_latents(_packed_last(latent_TC), None, cache_NBC, None, None, kv_slot_T, whole)
 
 
 def keep_latents(made_TD: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch) -> Tensor:
@@ -262,27 +305,30 @@ def _launch_latents(
     assert cache_NBC.stride(2) == 1, "cache rows must be contiguous"
     tokens, width = made_TD.shape[0], 0 if query is None else query.shape[1]
     q_norm = norm = cos = sin = None
-    how: tuple[float, int, int, bool] = (0.0, 0, 0, False)
+    eight = is_eight(cache_NBC.dtype)
+    how = 0.0, 0, cache_NBC.shape[2] - SCALES * eight - rank, False
     if layer is not None:
         q_norm, norm, cos, sin = layer.q_norm_R, layer.latent_norm_C, layer.cos_PD, layer.sin_PD
         half = cos.shape[1] if layer.rope else 0
         how = layer.latent_eps, half, layer.rope, layer.interleaved
     if tokens:
         strides = made_TD.stride(0), *cache_NBC.stride()[:2]
-        keep = _keeping((tokens, 1 if q_norm is None else 2), width, rank, how, cache_NBC.shape[1], strides)
+        grid = tokens, 1 if q_norm is None else 2
+        keep = _keeping(grid, width, rank, how, cache_NBC.shape[1], eight, strides)
         keep(made_TD, query, cache_NBC, q_norm, norm, cos, sin, position_T, kv_slot_T)
 
 
 @planned
 def _keeping(
-    grid: tuple[int, int], width: int, rank: int, how: tuple[float, int, int, bool], block_size: int,
+    grid: tuple[int, int], width: int, rank: int, how: tuple[float, int, int, bool], block_size: int, eight: bool,
     strides: tuple[int, ...],
 ) -> PreparedLaunch:  # fmt: skip
     eps, half, rope, interleaved = how
+    rest = power_of_two(rope) if eight and not half else _rest(rope, half)
     return PreparedLaunch(
         _keep_latents, grid, (eps, width, rank, half, rope, block_size, *strides), QUERY=power_of_two(width),
-        RANK=power_of_two(rank), HALF=power_of_two(half) if half else 0, REST=_rest(rope, half),
-        INTERLEAVED=interleaved, **FUSED,
+        RANK=power_of_two(rank), HALF=power_of_two(half) if half else 0, REST=rest,
+        INTERLEAVED=interleaved, EIGHT=eight, **FUSED,
     )  # fmt: skip
 
 

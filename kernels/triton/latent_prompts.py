@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from afserve.kernels.devices import scratch
+from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.paged import BatchPart, PagedBatch, on_device, part_of
 
@@ -92,8 +93,10 @@ def plannable(batch: PagedBatch) -> bool:
 def plan_of(
     layer: MlaLayer, q_TAD: Tensor, cache_NBC: Tensor, batch: PagedBatch, queries: int
 ) -> PromptPlan | None:
-    """With so many rows of a tile; None: all rows are absorbed. Latents of another dtype than their weights stay so."""
-    if not plannable(batch) or not cache_NBC.dtype is q_TAD.dtype is layer.up_k.dtype:
+    """With so many rows of a tile; None: all rows are absorbed. Latents of another dtype than their weights stay so,
+    but those in 8 bits."""
+    alike = q_TAD.dtype is layer.up_k.dtype and (cache_NBC.dtype is q_TAD.dtype or is_eight(cache_NBC.dtype))
+    if not plannable(batch) or not alike:
         return None
     plans = batch.handle if isinstance(batch.handle, PromptPlans) else PromptPlans()
     return plans.of(batch, LatentSizes.of(layer, queries), cache_NBC.shape[1])

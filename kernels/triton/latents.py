@@ -5,11 +5,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import PackedHeads
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.reference import Reference
 from afserve.kernels.triton.choice import choose_rows
+from afserve.kernels.triton.eight import expect_words, rows_dtype
 from afserve.kernels.triton.kv import keep_latents
 from afserve.kernels.triton.latent_prompts import PromptPlans, plan_of, plannable
 from afserve.kernels.triton.mla import attend_mla
@@ -25,10 +27,21 @@ class LatentBackend(Reference):
     near_rows = FetchedRows
 
     def __init__(
-        self, device: torch.device, multiprocessors: int, tiles: TileTable, parts: int | None
+        self,
+        device: torch.device,
+        multiprocessors: int,
+        tiles: TileTable,
+        has_fp8: bool,
+        parts: int | None,
     ) -> None:
         super().__init__(device)
         self._multiprocessors, self.tiles, self._parts = multiprocessors, tiles, parts
+        self._has_fp8 = has_fp8
+
+    def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """ConfigError for rows in 8 bits that are not read here."""
+        expect_words(shape[-1], dtype, self._has_fp8)
+        return super().empty_cache(shape, dtype)
 
     def context_parts(self, programs: int, keys: int, shortest: int) -> int:
         """Into how many parts a context of so many keys is cut for so many programs."""
@@ -50,11 +63,10 @@ class LatentBackend(Reference):
         self, q_TAC: Tensor, q_rope_TAE: Tensor, cache_NBC: Tensor, batch: PagedBatch, scale: float
     ) -> Tensor:
         tokens, heads = q_TAC.shape[:2]
-        tile = self.tiles.mla(heads, cache_NBC.element_size())
+        kind = rows_dtype(cache_NBC, q_TAC)
+        tile = self.tiles.mla(heads, kind.itemsize, is_eight(cache_NBC.dtype))
         parts = self.context_parts(tokens * -(-heads // tile.queries), batch.max_context, tile.split)
-        if q_TAC.dtype is cache_NBC.dtype:
-            return attend_mla(q_TAC, q_rope_TAE, cache_NBC, batch, scale, tile, parts)
-        q, q_rope = q_TAC.to(cache_NBC.dtype), q_rope_TAE.to(cache_NBC.dtype)
+        q, q_rope = q_TAC.to(kind), q_rope_TAE.to(kind)
         return attend_mla(q, q_rope, cache_NBC, batch, scale, tile, parts).to(q_TAC.dtype)
 
     def linear_heads(self, x_TAI: Tensor, packed: PackedHeads) -> Tensor:
@@ -79,7 +91,7 @@ class LatentBackend(Reference):
         self, q_TAD: Tensor, q_rope_TAE: Tensor, layer: MlaLayer, cache_NBC: Tensor, batch: PagedBatch
     ) -> Tensor:
         """Absorbed, but for prompts whose latents are multiplied up (`latent_prompts.py`)."""
-        tile = self.tiles.mla_prompt(cache_NBC.element_size())
+        tile = self.tiles.mla_prompt(rows_dtype(cache_NBC, q_TAD).itemsize)
         plan = plan_of(layer, q_TAD, cache_NBC, batch, tile.queries)
         if plan is None:
             return self._absorbed(q_TAD, q_rope_TAE, layer, cache_NBC, batch)

@@ -1,7 +1,8 @@
 """Triton attention in MLA's absorbed form over the paged latent cache, decode and chunks alike, with split KV.
 
 Queries are already in latent space, so every head of a token reads the same rows: a tile of heads is the matrix
-product's rows, each latent tile serves as keys and as values, and chunks need no second kernel.
+product's rows, each latent tile serves as keys and as values, and chunks need no second kernel. Of a cache in 8 bits
+codes are multiplied, and scores and weights with the scales of their rows.
 Shapes: T tokens, A heads, C = rank + rope, L rank, N blocks, B block size (DeepSeek-V2, arXiv 2405.04434, 2.1).
 """
 
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.eight import as_numbers, begins_at, scales_at, weighted_rows
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST, join_parts, part_span, split_scratch
 
@@ -24,7 +26,7 @@ NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 def _step(
     q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block, cache_offset,
     LAST: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
+    PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     """(values, largest, total) with KEYS more positions; LAST: with as many as there are."""
     key = start + tl.arange(0, KEYS)
@@ -38,6 +40,9 @@ def _step(
         first = cache_ptr
         block = tl.load(table_ptr + key // BLOCK, mask=exists, other=0).to(tl.int64)
         row_at = block * cache_block + key % BLOCK * cache_offset
+    if EIGHT:
+        row_at = tl.multiple_of(row_at, [EIGHT])
+        of_latent, of_rope = scales_at(first + row_at + (rank + rope), exists)
     row_at = row_at[:, None]
     if EVEN and not LAST:
         latent = tl.load(first + row_at + c)
@@ -45,14 +50,22 @@ def _step(
     else:
         latent = tl.load(first + row_at + c, mask=exists[:, None] & (c < rank), other=0.0)
         turned = tl.load(first + row_at + rank + e, mask=exists[:, None] & (e < rope), other=0.0)
-    score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
-    score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
+    if EIGHT:
+        keys, turned = as_numbers(latent, q.dtype), as_numbers(turned, q.dtype)
+        score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION) * of_rope[None, :]
+        score += tl.dot(q, tl.trans(keys), input_precision=PRECISION) * of_latent[None, :]
+        score *= scale * LOG2E
+    else:
+        score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
+        score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
     if LAST:
         score = tl.where(exists[None, :], score, float("-inf"))
     higher = tl.maximum(largest, tl.max(score, axis=1))
     weight = tl.exp2(score - higher[:, None])
     old = tl.exp2(largest - higher)
     total = total * old + tl.sum(weight, axis=1)
+    if EIGHT:
+        weight, latent = weighted_rows(weight, latent, of_latent, q.dtype)
     values = tl.dot(weight.to(latent.dtype), latent, values * old[:, None], input_precision=PRECISION)
     return values, higher, total
 
@@ -64,7 +77,7 @@ def _attend_latent(
     parts,
     SEQUENCES: tl.constexpr, ONE_EACH: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr,
-    RANK: tl.constexpr, ROPE: tl.constexpr,
+    RANK: tl.constexpr, ROPE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     part = tl.program_id(2)
@@ -96,12 +109,12 @@ def _attend_latent(
     for start in range(begin, whole, KEYS):
         values, largest, total = _step(
             q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block,
-            cache_offset, not apart, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE,
+            cache_offset, not apart, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE, EIGHT,
         )  # fmt: skip
     if apart and whole < end:
         values, largest, total = _step(
             q, q_rope, cache_ptr, table_ptr, whole, end, values, largest, total, scale, rank, rope, cache_block,
-            cache_offset, True, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE,
+            cache_offset, True, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE, EIGHT,
         )  # fmt: skip
     inside = used[:, None] & (c < rank)[None, :]
     row = token.to(tl.int64) * heads + head
@@ -130,8 +143,8 @@ def attend_mla(
     of_table = batch.block_table_SB.stride(0)
     strides = q_TAC.stride()[:2], q_rope_TAE.stride()[:2], of_table, cache_NBC.stride()[:2]
     attend = _attending(
-        shape, q_rope_TAE.shape[2], cache_NBC.shape[1], cache_NBC.dtype, batch.sequences, batch.max_query == 1, scale,
-        tile, parts, strides,
+        shape, q_rope_TAE.shape[2], cache_NBC.shape[1], (q_TAC.dtype, begins_at(cache_NBC)), batch.sequences,
+        batch.max_query == 1, scale, tile, parts, strides,
     )  # fmt: skip
     batched = batch.query_start_S1, batch.context_S, batch.block_table_SB
     attend(q_TAC, q_rope_TAE, cache_NBC, out, *scratch, *batched)
@@ -141,8 +154,8 @@ def attend_mla(
 
 @planned
 def _attending(
-    shape: tuple[int, int, int], own_rope: int, block: int, dtype: torch.dtype, sequences: int, single: bool,
-    scale: float, tile: AttentionTile, parts: int,
+    shape: tuple[int, int, int], own_rope: int, block: int, kinds: tuple[torch.dtype, int], sequences: int,
+    single: bool, scale: float, tile: AttentionTile, parts: int,
     strides: tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]],
 ) -> PreparedLaunch:  # fmt: skip
     tokens, heads, rank = shape
@@ -155,6 +168,6 @@ def _attending(
         SEQUENCES=1 if one_each else max(16, power_of_two(sequences)), DIRECT=parts == 1, BLOCK=block,
         ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys, WHOLE=block % tile.keys == 0,
         EVEN=(width, rope) == (rank, own_rope), SHORTEST=tile.split,
-        PRECISION="ieee" if dtype is torch.float32 else "tf32",
+        PRECISION="ieee" if kinds[0] is torch.float32 else "tf32", EIGHT=kinds[1],
         RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.triton.config import FUSED, AttentionTile
+from afserve.kernels.triton.eight import gather_latents
 from afserve.kernels.triton.latent_prompts import LatentPrompts, LatentSizes
 from afserve.kernels.triton.launch import launched, power_of_two
 from afserve.kernels.triton.split import LOG2E, LOWEST
@@ -128,7 +129,7 @@ def multiply_up(
     """What the tokens of these prompts saw, into their rows of out_TAV; as many heads at a time as scratch holds."""
     up_k, up_v = layer.up_k.weight_AOI, layer.up_v.weight_AOI
     assert up_k is not None and up_v is not None, "PyTorch multiplies heads here"
-    latent_MC = cache_NBC.flatten(0, 1)[prompts.row_M]
+    latent_MC = gather_latents(cache_NBC, prompts.row_M, layer.rank, q_TAD.dtype)
     rows, heads = len(latent_MC), layer.heads
     together = min(heads, prompts.heads_together(LatentSizes.of(layer, tile.queries), latent_MC.itemsize))
     k_GMD = latent_MC.new_empty((together, rows, layer.nope))

@@ -23,6 +23,7 @@ Table = Mapping[str, tuple[tuple[int, AnyTile], ...]]
 
 _PLAIN = AttentionTile(16, 32, 128, 4, 2)  # float32, or a chip with little shared memory
 _FEW_HEADS = AttentionTile(16, 32, 128, 8, 5)
+_OF_CODES = AttentionTile(32, 32, 128, 8, 3)  # latents widened in registers; 64 heads spill in the loop
 _FEW_QUERIES = AttentionTile(64, 32, 0, 4, 2)
 _FOUR_BITS = ExpertTiles(Tile(64, 64, 64, 8, 3, 8), Tile(64, 64, 64, 8, 3, 8))
 
@@ -117,10 +118,13 @@ class TileTable:
         wide = self.tensor_memory and head_size > 128 and chunk.source == NOT_MEASURED
         return decode, replace(chunk, stages=1) if wide else chunk  # two spill in the loop there
 
-    def mla(self, heads: int, itemsize: int) -> AttentionTile:
+    def mla(self, heads: int, itemsize: int, eight: bool = False) -> AttentionTile:
+        """`eight`: of a cache in 8 bits, for queries of `itemsize`."""
         if itemsize > 2 or self.shared < 96 << 10:
             return _PLAIN
         tile = self._find("mla", heads, AttentionTile)
+        if eight and tile.queries > _OF_CODES.queries:
+            return _OF_CODES
         # A latent tile and the queries of 64 heads lie side by side in shared memory, or do not fit. With tensor memory
         # the values of 64 heads are rescaled through registers, which spill; 16 at a time issue less.
         spills = self.tensor_memory and tile.source == NOT_MEASURED

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from afserve.comm.m2n.bank import LocalTicket
-from afserve.config import EngineSettings, ModelSource
+from afserve.config import ModelSource
 from afserve.engine.attention_node import AttentionNode
 from afserve.engine.build import colocated, spec_of
 from afserve.engine.kv.cache import KvBlocks
 from afserve.engine.scheduling.request import SamplingParams, TokenEvent
-from afserve.errors import ConfigError, RendezvousError
+from afserve.errors import RendezvousError
 from tests.engine.driving import FAMILIES, GREEDY, collect, config, drive, prompts, requests
 
 Tiny = Callable[[str], Path]
@@ -77,10 +77,3 @@ def test_a_block_has_the_bytes_that_the_plan_says(name: str, tiny_checkpoint: Ti
         kv = opened(tiny_checkpoint, name, dtype).kv
         states = kv.block_bytes - 8 * spec.kv_bytes_per_token(element)
         assert spec.state_bytes() <= states <= spec.state_bytes() + 8 * 8 * spec.layers
-
-
-def test_gpus_refuse_it_by_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--kv-dtype int8: the kernels of CPUs read it, those of --device cuda"
-    ):
-        EngineSettings(device="cuda", kv_dtype="int8")

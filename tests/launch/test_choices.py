@@ -112,6 +112,13 @@ def test_what_the_user_fixed_is_not_explained():
             "--dense-dtype int4: only CPUs keep them so, not --device cuda",
         ),
         (
+            Wishes(
+                engine=EngineSettings(kv_dtype="fp8", device="cuda"),
+                gpus=Gpus(("A100",), (1 << 36,), (1 << 36,), fp8=False),
+            ),
+            "--kv-dtype fp8: the GPUs here have no FP8 conversions (compute capability 8.9 or newer); use int8",
+        ),
+        (
             lambda: Wishes(engine=EngineSettings(wire_dtype="int8")),
             "--wire-dtype: 'int8' is not one of auto, fp8",
         ),

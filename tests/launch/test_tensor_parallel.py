@@ -33,8 +33,8 @@ def cards(count):
     return Gpus(("H200",) * count, (CARD,) * count, (CARD,) * count)
 
 
-def chosen(spec, devices, gpus=16, **asked):
-    engine = EngineSettings(device="cuda", tensor_parallel=devices)
+def chosen(spec, devices, gpus=16, kv_dtype="auto", **asked):
+    engine = EngineSettings(device="cuda", tensor_parallel=devices, kv_dtype=kv_dtype)
     wishes = Wishes(**{"attention": 1, "experts": 8} | asked, engine=engine, gpus=cards(gpus))
     return choose(spec, ModelSource("/a/folder", "a model"), Machine(64, 1 << 40, 1 << 40, ""), wishes)
 
@@ -44,18 +44,20 @@ def known(name, folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "kv"),
+    ("name", "devices", "kv", "codes"),
     [
-        ("qwen3-235b-a22b", 2, 1 / 2),
-        ("qwen3-235b-a22b", 4, 1 / 4),
-        ("qwen3-235b-a22b", 8, 1 / 4),  # four heads of keys and values, each on two devices
-        ("deepseek-v3", 4, 1),  # a latent is whole on each
+        ("qwen3-235b-a22b", 2, 1 / 2, 0.516),
+        ("qwen3-235b-a22b", 4, 1 / 4, 0.516),
+        ("qwen3-235b-a22b", 8, 1 / 4, 0.516),  # four heads of keys and values, each on two devices
+        ("deepseek-v3", 4, 1, 0.507),  # a latent is whole on each
     ],
 )
-def test_a_gpu_has_its_part_of_kv_and_weights(name, devices, kv, tmp_path):
+def test_a_gpu_has_its_part_of_kv_and_weights(name, devices, kv, codes, tmp_path):
     spec = known(name, tmp_path)
     one, several = chosen(spec, 1, kv_tokens=1 << 16), chosen(spec, devices, kv_tokens=1 << 16)
     assert several.attention.kv == pytest.approx(one.attention.kv * kv)
+    eight = chosen(spec, devices, kv_dtype="int8", kv_tokens=1 << 16)
+    assert eight.attention.kv == pytest.approx(several.attention.kv * codes, rel=1e-3)
     shares = shares_of(spec, devices)
     ends = 2 * spec.vocab_size * spec.hidden
     whole = [2 * one.attention_parameters() for one in (spec, shares.leading)]

@@ -235,6 +235,10 @@ def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wish
         raise ConfigError(
             f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16"
         )
+    old = wishes.engine.device != "cpu" and wishes.gpus is not None and not wishes.gpus.fp8
+    if wishes.engine.kv_dtype == "fp8" and old:
+        told = "the GPUs here have no FP8 conversions (compute capability 8.9 or newer)"
+        raise ConfigError(f"--kv-dtype fp8: {told}; use int8, or leave it out", param="kv_dtype")
     kept = wishes.engine.expert_dtype
     if kept != "auto" and wishes.experts_on == "cpu" and half:
         raise ConfigError(

@@ -94,7 +94,7 @@ def test_a_far_latent_is_written(device):
     torch.manual_seed(3)
     cache = far_cache(device, 1, 8, 24)[:, 0]
     row, slot = torch.randn(1, 24).bfloat16().to(device), torch.tensor([2 * 8 + 5], device=device)
-    write_latent(row, cache, slot)
+    write_latent(row, cache, slot, 24)
     assert torch.equal(cache[2, 5], row[0]) and not cache[:2].any()
 
 

@@ -121,10 +121,30 @@ def test_write_latent(device, dtype, tokens):
     rows, slots = torch.randn(tokens, 16).to(dtype), torch.randperm(12)[:tokens]
     slots[1:2] = -1
     store = cache(3, 4, 16, dtype=dtype, device=device)
-    write_latent(rows.to(device), store, slots.to(device))
+    write_latent(rows.to(device), store, slots.to(device), 12)
     kept = slots >= 0
     assert torch.equal(store.flatten(0, 1).cpu()[slots[kept]], rows[kept])
     assert (store == 7).all(-1).sum() == 12 - kept.sum()
+
+
+def latent_layer(device, dtype, rope, ranked=True, interleaved=True):
+    """Latents of 20 numbers, queries of 28."""
+    ops = Reference(torch.device(device))
+    norms = [torch.rand(n).to(device, dtype) for n in (28, 20)]
+    cos, sin = (t.to(device) for t in angles(4))
+    down, none = ops.pack_linear(torch.zeros(28 + 20 + rope, 4), None), torch.zeros(1)
+    return MlaLayer(
+        none, down, norms[0] if ranked else None, down if ranked else None, norms[1],
+        ops.pack_heads(torch.zeros(2, 20, 4)), ops.pack_heads(torch.zeros(2, 4, 20)), cos, sin, interleaved, down,
+        none, None, None, None, None, 2, 4, rope, 1e-6, 1e-6, 0.2,
+    )  # fmt: skip
+
+
+def batch_to(slot_T):
+    """Tokens at mixed positions that go to these slots."""
+    position_T = torch.tensor([0, 7, 3, 49, 20, 11], device=slot_T.device)[: len(slot_T)]
+    starts = torch.zeros(2, dtype=torch.int32, device=slot_T.device)
+    return PagedBatch(position_T, slot_T, starts, starts[:1], starts[None], len(slot_T), 50)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,25 +153,14 @@ def test_write_latent(device, dtype, tokens):
 )
 def test_latents_are_kept_as_by_single_ops(device, dtype, ranked, rope, interleaved):
     torch.manual_seed(3)
-    ops, rank, width = Reference(torch.device(device)), 20, 28
-    norms = [torch.rand(n).to(device, dtype) for n in (width, rank)]
-    cos, sin = (t.to(device) for t in angles(4))
-    down, none = ops.pack_linear(torch.zeros(width + rank + rope, 4), None), torch.zeros(1)
-    layer = MlaLayer(
-        none, down, norms[0] if ranked else None, down if ranked else None, norms[1],
-        ops.pack_heads(torch.zeros(2, rank, 4)), ops.pack_heads(torch.zeros(2, 4, rank)), cos, sin, interleaved, down,
-        none, None, None, None, None, 2, 4, rope, 1e-6, 1e-6, 0.2,
-    )  # fmt: skip
-    made, slot = torch.randn(5, width + rank + rope).to(device, dtype), torch.randperm(12)[:5].to(device)
-    at = torch.tensor([0, 7, 3, 49, 20], device=device)
-    starts = torch.zeros(2, dtype=torch.int32, device=device)
-    batch = PagedBatch(at, slot, starts, starts[:1], starts[None], 5, 50)
-    found = [cache(3, 4, rank + rope, dtype=dtype, device=device) for _ in range(2)]
-    query = keep_latents(made, layer, found[0], batch)
-    wanted = latents_kept(ops, made, layer, found[1], batch)
+    layer = latent_layer(device, dtype, rope, ranked, interleaved)
+    made, slot = torch.randn(5, 48 + rope).to(device, dtype), torch.randperm(12)[:5].to(device)
+    found = [cache(3, 4, 20 + rope, dtype=dtype, device=device) for _ in range(2)]
+    query = keep_latents(made, layer, found[0], batch_to(slot))
+    wanted = latents_kept(Reference(torch.device(device)), made, layer, found[1], batch_to(slot))
     limits = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-6}
     torch.testing.assert_close(query, wanted, **limits)
     torch.testing.assert_close(*found, **limits)
-    at_none = PagedBatch(at, torch.full_like(slot, -1), starts, starts[:1], starts[None], 5, 50)
-    keep_latents(made, layer, before := cache(3, 4, rank + rope, dtype=dtype, device=device), at_none)
+    before = cache(3, 4, 20 + rope, dtype=dtype, device=device)
+    keep_latents(made, layer, before, batch_to(torch.full_like(slot, -1)))
     assert (before == 7).all()

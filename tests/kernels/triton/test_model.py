@@ -1,5 +1,7 @@
 """Whole models on the Triton backend, through the engine, give the greedy tokens that transformers gives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
-from afserve.kernels.ops import Ops
+from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.triton.backend import TritonBackend
 from tests.engine.local_cluster import LocalCluster
 
@@ -57,7 +59,11 @@ def check(events, model):
 )
 def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
     source = ModelSource(str(tiny_checkpoint(name)), name)
-    config, ops = setup(device)
+    check(colocated(source, *setup(device)), oracle(name))
+
+
+def colocated(source, config, ops):
+    """The events of a node with all experts."""
     spec = spec_of(source)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, ops=ops)
@@ -67,7 +73,17 @@ def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
     events = []
     while node.busy:
         events += node.step()
-    check(events, oracle(name))
+    return events
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("qwen3", "fp8"), ("v3", "int8")])
+def test_greedy_tokens_over_a_cache_in_8_bits(device, fp8, name, kv_dtype, tiny_checkpoint):
+    """As on a CPU, whose cache has the same codes but for roundings."""
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    config, ops = setup(device, kv_dtype=kv_dtype)
+    found = colocated(source, config, ops)
+    wanted = colocated(source, replace(config, device="cpu"), open_ops("cpu", 1, "torch"))
+    assert [e.token_ids for e in found] == [e.token_ids for e in wanted] and not any(e.error for e in found)
 
 
 @pytest.mark.parametrize(("name", "devices"), [("qwen3", 4), ("v3", 2)])

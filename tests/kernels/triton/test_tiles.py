@@ -25,6 +25,9 @@ def test_tiles_fit_the_chip(shared, kind):
 def test_attention_by_what_fits():
     assert TileTable(99 << 10).mla(128, 2).queries == 16 and TileTable().mla(128, 2).queries == 64
     assert TileTable().mla(16, 2).queries == 16 and TileTable().mla(128, 4).queries == 16
+    assert (
+        TileTable().mla(128, 2, eight=True).queries == 32 and TileTable().mla(16, 2, eight=True).queries == 16
+    )
     assert TileTable(48 << 10).gqa(128, 2)[1].queries == 16
     assert TileTable().gqa(128, 2) != TileTable().gqa(256, 2)
 
