@@ -61,9 +61,10 @@ def latent_rows(latent_TC: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
 
 def pair_at(k_NGBD: Tensor, v_NGBD: Tensor, block_B: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of some blocks in float32, of a cache of any dtype."""
-    k, v, size = _rows(k_NGBD, block_B), _rows(v_NGBD, block_B), v_NGBD.shape[-1]
+    k, v = _rows(k_NGBD, block_B), _rows(v_NGBD, block_B)
     if not is_eight(k.dtype):
         return k.float(), v.float()
+    size = k.shape[-1] - SCALES
     scale = _scales(k, size)
     return k[..., :size].float() * scale[..., :1], v.float() * scale[..., 1:]
 
