@@ -67,7 +67,6 @@ class Ops:
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
         self.prepare_states, self.open_cache = backend.prepare_states, partial(opened_cache, backend)
         self.choose_rows, self.steps = backend.choose_rows, backend.steps  # indexer.py, row_steps.py
-        self.prepare_states, self.empty_cache = backend.prepare_states, backend.empty_cache
 
     def explain(self) -> str:
         return self._backend.explain() + (f" ({self._reason})" if self._reason else "")
@@ -330,5 +329,5 @@ def _open_triton(device: torch.device, threads: int, backend: str) -> Ops:
             told = f"backend: triton is not installed ({error}); pip install afserve[gpu]"
             raise ConfigError(told) from error
         return Ops(Reference(device), device, threads, "triton is not installed; pip install afserve[gpu]")
-    opened = triton.TritonBackend.open(device, backend.replace("triton", AUTO))
+    opened = triton.TritonBackend.open(device, AUTO if backend == "triton" else backend)
     return Ops(opened, opened.device, threads)
