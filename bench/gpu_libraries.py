@@ -1,4 +1,4 @@
-"""`python -m bench.gpulibraries flashinfer`: a library's ops beside our own kernels, at the sizes of served models.
+"""`python -m bench.gpu_libraries flashinfer`: a library's ops beside our own kernels, at the sizes of served models.
 
 A JSON line for each op: how far both answers are from one another and how far they may be, microseconds of each in
 turns, whether each could be captured in a CUDA graph, and who computed what is called the library's. A library that is
@@ -232,7 +232,7 @@ def rows_of(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpulibraries", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_libraries", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("library", choices=tuple(GPU_LIBRARIES))
     parser.add_argument("--device", default="cuda:0")

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import subprocess
 import threading
 import time
@@ -149,20 +150,18 @@ def files_of(model: Path) -> list[Path]:
 
 
 def peer(bench: Path, model: Path, streams: int, prompt: int, tokens: int) -> dict[str, Any]:
-    """One round of llama.cpp. `bytes_read` is what its process had to read from the disk."""
+    """One round of llama.cpp, with two threads. `bytes_read` is what its process had to read from the disk, also while
+    it started and warmed up, which `seconds` leave out."""
     for path in files_of(model):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     sizes = {"-npp": prompt, "-ntg": tokens, "-npl": streams, "-c": streams * (prompt + tokens), "-t": 2}
     flags = [word for name, size in sizes.items() for word in (name, str(size))]
     command = [str(bench), "-m", str(model), "--output-format", "jsonl", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run_:
-        assert run_.stdout is not None
-        said, read = [], 0
-        for line in run_.stdout:
-            said.append(line)
-            read = _read_by(run_.pid) or read
-    result = next(json.loads(line) for line in said if line.startswith("{"))
+    before = _read_by_children()
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ANSWER_S).stdout
+    read = _read_by_children() - before
+    result = next(json.loads(line) for line in said.splitlines() if line.startswith("{"))
     seconds = result["t_pp"] + result["t_tg"]
     return {
         "kind": "llama.cpp",
@@ -176,13 +175,9 @@ def peer(bench: Path, model: Path, streams: int, prompt: int, tokens: int) -> di
     }
 
 
-def _read_by(pid: int) -> int:
-    """Bytes that a process has caused to be read from disks; 0 where it is over."""
-    try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
-        return 0
-    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+def _read_by_children() -> int:
+    """Bytes that processes which this one has waited for had to read from disks."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock * 512
 
 
 def row(

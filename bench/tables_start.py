@@ -63,7 +63,7 @@ def _beyond_memory() -> str:
     return (
         f"**A checkpoint larger than memory** (newest: {where(every[-1])}); `python -m bench.larger_than_memory --save`. Qwen3-30B-A3B's shape with random "
         "weights in bf16, one process, two threads: medians of rounds and their range. afserve keeps experts in so much memory and reads the others past the page cache; llama.cpp maps the "
-        "same file, with all memory left for its pages. Read: bytes of a round. Of the disk: the rate while anything was read, beside `afserve doctor --io` before and after each round; aim 0.8. "
+        "same file, with all memory left for its pages. Read: bytes of a round, of llama.cpp with its start and its warm-up, which its seconds leave out. Of the disk: the rate while anything was read, beside `afserve doctor --io` before and after each round; aim 0.8. "
         "Tokens with a part of the experts in memory equal those with all of them in "
         + ", ".join(f"{row['tokens']} of {row['tokens']}" if row["equal"] else "NOT ALL" for row in rows("larger_than_memory") if row["kind"] == "twin")
         + ".\n\n"
