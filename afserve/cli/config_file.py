@@ -3,14 +3,13 @@
 The keys are the names of the options. The command line comes before the environment, and that before the file.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from afserve.cli.options import existing_file
+from afserve.cli.options import existing_file, read_toml
 from afserve.errors import ConfigError, shown
 from afserve.settings import DeclaredSetting
 
@@ -48,10 +47,7 @@ def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) 
 
 
 def _read(path: Path) -> dict[str, object]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+    values = read_toml(path, f"--config {path}")
     schema = values.pop("schema", SCHEMA)
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(

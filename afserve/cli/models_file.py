@@ -3,7 +3,6 @@
 What the command line or the environment says holds for every model; a table comes before the file of --config.
 """
 
-import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from afserve.cli.config_file import SCHEMA
+from afserve.cli.options import read_toml
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, shown
 from afserve.launch.plan.ray_settings import RaySettings
@@ -56,10 +56,7 @@ def models_of(
 
 
 def _read(path: Path) -> list[Mapping[str, object]]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--models {path}: {error}") from error
+    values = read_toml(path, f"--models {path}")
     schema, tables = values.pop("schema", SCHEMA), values.pop("model", [])
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(

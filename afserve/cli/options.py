@@ -1,8 +1,9 @@
-"""Option types that several commands share, and options that travel in groups."""
+"""Option types that several commands share, the files that they name, and options that travel in groups."""
 
 import dataclasses
 import functools
 import os
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,11 +12,48 @@ import click
 
 from afserve.config_ranges import Range
 from afserve.errors import ConfigError, shown
+from afserve.json_file import CONFIG_BYTES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Group = TypeVar("Group")
 _OPTION = "option"
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+MOST_BYTES = 2 << 30  # of a trace or of prompts: twice a public trace of a week
+_PART = 16 << 20
+
+
+def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
+    """All of a file that somebody named, or of a pipe. Raises ConfigError that begins with `where`, as "--trace x.csv":
+    the file cannot be read or holds more than `most` bytes, which its size tells before it is read."""
+    parts: list[bytes] = []
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size  # of a pipe or a device 0
+            while size <= most and (part := file.read(_PART)):
+                parts.append(part)
+                size = max(size, sum(map(len, parts)))
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
+    if size > most:
+        raise ConfigError(f"{where}: has more than {most:,} bytes, which is the most that is read")
+    return b"".join(parts)
+
+
+def read_text(path: Path, where: str, most: int = MOST_BYTES) -> str:
+    """As `read_bytes`, of UTF-8 text."""
+    try:
+        return read_bytes(path, where, most).decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
+
+
+def read_toml(path: Path, where: str = "") -> dict[str, Any]:
+    """As `read_text`, of at most 8 MiB of TOML. Without `where` errors begin with the path."""
+    where = where or str(path)
+    try:
+        return tomllib.loads(read_text(path, where, CONFIG_BYTES))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 class _OutputFile(click.Path):

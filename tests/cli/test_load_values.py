@@ -64,7 +64,7 @@ def test_traces_of_both_forms_are_read_and_scaled(tmp_path):
 )
 def test_a_wrong_line_of_a_trace_is_named(tmp_path, line):
     (tmp_path / "t.jsonl").write_text(line)
-    with pytest.raises(ConfigError, match="line 1"):
+    with pytest.raises(ConfigError, match=r"t\.jsonl:1: "):
         read_trace(tmp_path / "t.jsonl", None)
 
 

@@ -169,7 +169,7 @@ def test_the_heat_map_is_written(counts, tmp_path):
         (["--nodes", 4, "--moves", 3], "needs the current placement"),
         (["--nodes", 4, "--scenario", "dawn"], "no scenario 'dawn'"),
         (["--nodes", 4, "--scenario", "counts=x"], "'x' is not a number"),
-        (["--nodes", 4, "--current", "gone.json"], "cannot read the placement file"),
+        (["--nodes", 4, "--current", "gone.json"], "--current gone.json: cannot be read: No such file"),
         (["--nodes", 4, "--slots", 20, "--memory", 9], "not both"),
         (["--nodes", 4, "--memory", 3], "memory budget of 3"),
         (["--nodes", 4, "--speed", "1,2"], "2 values of speed for 4"),

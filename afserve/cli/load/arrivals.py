@@ -3,20 +3,18 @@
 An open loop sends what is due whether or not earlier answers have come, as independent users do.
 """
 
-import csv
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import count
-from math import isfinite
 from pathlib import Path
 
-from afserve.errors import ConfigError
+from afserve.cli.options import read_text
+from afserve.placement.planner.perf.trace_reader import read_requests
 
 POISSON, CONSTANT, BURSTS = "poisson", "constant", "bursts"
 ARRIVALS = (POISSON, CONSTANT, BURSTS)
+_MOST_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,59 +46,8 @@ def scaled(trace: Sequence[TracedRequest], rate: float | None) -> list[float]:
 
 
 def read_trace(path: Path, most: int | None) -> list[TracedRequest]:
-    """The first `most` requests of a trace, by time.
-
-    JSON lines with `timestamp` (ms), `input_length` and `output_length` (Mooncake's), or CSV with TIMESTAMP,
-    ContextTokens and GeneratedTokens (Azure's). Raises ConfigError naming the line.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            found = list(_csv(file) if path.suffix == ".csv" else _lines(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--trace {path}: cannot be read: {error}") from error
-    except _BadLine as error:
-        raise ConfigError(f"--trace {path}: {error}") from error
-    if not found:
-        raise ConfigError(f"--trace {path}: holds no request")
-    found = sorted(found, key=lambda one: one.at)[:most]
-    return [TracedRequest(one.at - found[0].at, one.input, one.output) for one in found]
-
-
-_MOST_TOKENS = 1 << 24
-_MOST_WORDS = f", at most {_MOST_TOKENS:,} tokens of each"
-
-
-class _BadLine(Exception):
-    pass
-
-
-def _lines(file: Iterator[str]) -> Iterator[TracedRequest]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                yield _traced(row["timestamp"] / 1e3, row["input_length"], row["output_length"])
-            except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-                raise _BadLine(
-                    f"line {number}: needs the numbers timestamp (ms), input_length and output_length{_MOST_WORDS}"
-                ) from error
-
-
-def _csv(file: Iterator[str]) -> Iterator[TracedRequest]:
-    for number, row in enumerate(csv.DictReader(file), 2):
-        try:
-            whole, _, part = row["TIMESTAMP"].partition(".")
-            at = datetime.fromisoformat(whole).timestamp() + float(f"0.{part or 0}")
-            yield _traced(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise _BadLine(
-                f"line {number}: needs TIMESTAMP, ContextTokens and GeneratedTokens{_MOST_WORDS}"
-            ) from error
-
-
-def _traced(at: float, input: int, output: int) -> TracedRequest:
-    if not (isinstance(input, int) and isinstance(output, int)):
-        raise TypeError
-    if not isfinite(at) or max(input, output) > _MOST_TOKENS:
-        raise ValueError
-    return TracedRequest(float(at), max(1, input), max(1, output))
+    """The first `most` requests of a trace, by time: a file that `afserve plan --trace` reads. Raises ConfigError
+    naming the line."""
+    where = f"--trace {path}"
+    found = read_requests(where, read_text(path, where).splitlines(), _MOST_TOKENS)[:most]
+    return [TracedRequest(at, int(prompt), int(answer)) for at, prompt, answer in found]

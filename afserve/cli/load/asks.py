@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
+from afserve.cli.options import read_text
 from afserve.errors import ConfigError
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -80,11 +81,7 @@ def from_file(path: Path, endpoint: str, output: int) -> Iterator[Ask]:
     """
     wanted = "messages" if endpoint == CHAT else "prompt"
     found = []
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompts {path}: cannot be read: {error}") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, f"--prompts {path}").split("\n"), 1):
         if line.strip():
             found.append(_ask(f"--prompts {path}: line {number}", line, wanted, output))
     if not found:

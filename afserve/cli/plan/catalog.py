@@ -3,15 +3,15 @@
 The only part of the planner that opens configuration files. A wrong name is answered with the nearest known ones.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import afserve
+from afserve.cli.options import read_bytes, read_text, read_toml
 from afserve.errors import ConfigError, NotFoundError, shown
-from afserve.json_file import read_object
+from afserve.json_file import LIST_BYTES, read_object
 from afserve.placement.planner.perf.acceptance import MeasuredLengths, measured_lengths
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.curve import CurveSet, curves_from_table
@@ -59,7 +59,7 @@ def _shape(name: str) -> ModelShape:
             "or to a GGUF file works too",
             param="model",
         )
-    table = _read_toml(found)
+    table = read_toml(found)
     config = table.get("config")
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -88,7 +88,7 @@ def load_hardware(name: str) -> Hardware:
             "to describe your own and give its path",
             param="pool",
         )
-    chip = hardware_from_table(str(found), _read_toml(found))
+    chip = hardware_from_table(str(found), read_toml(found))
     if found.parent == CONFIGS / "hardware":
         return chip
     known = (load_hardware(one) for one in _names("hardware"))
@@ -119,15 +119,15 @@ def load_curves(
     if not path.is_file():
         known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
         raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
-    found, kernels = curves_from_table(str(path), _read_toml(path)), CONFIGS / "cpu_kernels.toml"
-    found.curves = {**curves_from_table(str(kernels), _read_toml(kernels)).curves, **found.curves}
+    found, kernels = curves_from_table(str(path), read_toml(path)), CONFIGS / "cpu_kernels.toml"
+    found.curves = {**curves_from_table(str(kernels), read_toml(kernels)).curves, **found.curves}
     return found
 
 
 def load_lengths() -> tuple[MeasuredLengths, ...]:
     """Published mean accepted lengths of drafts."""
     path = CONFIGS / "drafts.toml"
-    return measured_lengths(str(path), _read_toml(path))
+    return measured_lengths(str(path), read_toml(path))
 
 
 def load_engine(name: str) -> Engine:
@@ -159,12 +159,7 @@ def engine_names() -> list[str]:
 
 
 def read_lines(path: Path, option: str) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--{option} {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--{option} {path}: not a text file ({error.reason})") from error
+    return read_text(path, f"--{option} {path}").splitlines()
 
 
 def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
@@ -173,12 +168,10 @@ def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
     from afserve.placement.rebalance.record import MAGIC, decode
     from afserve.placement.rebalance.record import read_counts as scenarios_of
 
+    data = read_bytes(path, f"--counts {path}", LIST_BYTES)
     try:
-        data = path.read_bytes()
         text = "" if data.startswith(MAGIC) else data.decode()
         scenarios = scenarios_of(text) if text else {"": decode(data).total_load()}
-    except OSError as error:
-        raise ConfigError(f"--counts {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--counts {path}: neither JSON nor a routing recording") from error
     except ConfigError as error:
@@ -201,7 +194,7 @@ def _find(folder: str, name: str) -> Path | None:
         return direct
     wanted = name.lower().rsplit("/", 1)[-1]
     for candidate in sorted((CONFIGS / folder).glob("*.toml")):
-        aliases = _meta(_read_toml(candidate)).get("aliases", [])
+        aliases = _meta(read_toml(candidate)).get("aliases", [])
         if candidate.stem == wanted or (isinstance(aliases, list) and wanted in aliases):
             return candidate
     return None
@@ -214,10 +207,3 @@ def _names(folder: str) -> list[str]:
 def _meta(table: Mapping[str, object]) -> Mapping[str, object]:
     meta = table.get("meta")
     return meta if isinstance(meta, Mapping) else {}
-
-
-def _read_toml(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error

@@ -2,7 +2,6 @@
 several models and targets in shared pools."""
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from afserve.cli.options import Within, declare_options, gather_group, option
+from afserve.cli.options import Within, declare_options, gather_group, option, read_toml
 from afserve.cli.plan.catalog import read_lines
 from afserve.cli.plan.flags import GROUPS, HardwareFlags, ModelFlags
 from afserve.cli.plan.fleet_printed import FleetPlan, MonthBill, fleet_lines, fleet_values
@@ -200,11 +199,7 @@ def _classes(asked: FleetFlags, flags: dict[str, Any]) -> Iterator[tuple[str, Ho
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    try:
-        read = tomllib.loads("\n".join(read_lines(path, "classes")))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--classes {path}: {error}") from error
-    tables = read.get("class")
+    tables = read_toml(path, f"--classes {path}").get("class")
     if not isinstance(tables, list) or not 1 <= len(tables) <= _CLASSES:
         raise ConfigError(f"--classes {path}: it must have 1 to {_CLASSES} tables [[class]]")
     return [dict(table) for table in tables]

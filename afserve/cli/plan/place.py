@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from afserve.cli.options import Within, group_options, option, output_file
+from afserve.cli.options import Within, group_options, option, output_file, read_bytes
 from afserve.errors import ConfigError, shown
+from afserve.json_file import LIST_BYTES
 from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _read(files: Sequence[Path]) -> "dict[str, Floats]":
 
     named: dict[str, Floats] = {}
     for file in files:
-        data = _bytes(file, "counts")
+        data = read_bytes(file, f"--counts {file}", LIST_BYTES)
         try:
             if data.startswith(MAGIC):
                 found = {file.stem: decode(data).total_load()}
@@ -163,13 +164,6 @@ def _read(files: Sequence[Path]) -> "dict[str, Floats]":
     return named
 
 
-def _bytes(file: Path, what: str) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from error
-
-
 def _text(data: bytes) -> str:
     try:
         return data.decode()
@@ -180,8 +174,9 @@ def _text(data: bytes) -> str:
 def _placement(file: Path) -> "Placement":
     from afserve.placement.placement import Placement
 
+    data = read_bytes(file, f"--current {file}", LIST_BYTES)
     try:
-        return Placement.from_json(_text(_bytes(file, "placement")))
+        return Placement.from_json(_text(data))
     except ConfigError as error:
         raise ConfigError(f"{file}: {error.message}") from error
 

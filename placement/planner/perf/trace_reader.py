@@ -4,7 +4,7 @@ It is given lines of text, not paths.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 import numpy as np
@@ -20,22 +20,26 @@ Request = tuple[float, float, float]
 
 def read_trace(source: str, lines: Sequence[str], decode_only: bool = False) -> Workload:
     """`source` is the file's name, for errors. JSON when the first line starts with a brace, else CSV with a header."""
-    first = next((line for line in lines if line.strip()), "")
-    if not first:
-        raise ConfigError(f"{source}: the trace is empty", param="trace")
-    rows = _mooncake(source, lines) if first.lstrip().startswith("{") else _csv(source, lines)
-    table = np.array(sorted(rows), dtype=np.float64)
-    if not len(table):
-        raise ConfigError(f"{source}: the trace holds a header and no request", param="trace")
-    table[:, 0] -= table[0, 0]
+    table = np.array(read_requests(source, lines), dtype=np.float64)
     means = f"input {table[:, 1].mean():,.0f} and output {table[:, 2].mean():,.0f} on average"
     name = f"{len(table):,} requests of {source.replace(chr(92), '/').rsplit('/', 1)[-1]}, {means}"
     return from_samples(name, table[:, 1], table[:, 2], table[:, 0], decode_only)
 
 
-def _mooncake(source: str, lines: Iterable[str]) -> list[Request]:
-    """{"timestamp": ms, "input_length": n, "output_length": n} a line."""
-    rows = []
+def read_requests(source: str, lines: Sequence[str], longest: float = _LONGEST) -> list[Request]:
+    """One or more, by time: seconds from the first one, and two lengths of 1 to `longest` tokens."""
+    first = next((line for line in lines if line.strip()), "")
+    if not first:
+        raise ConfigError(f"{source}: the trace is empty", param="trace")
+    read = _mooncake if first.lstrip().startswith("{") else _csv
+    found = sorted(_checked(source, number, row, longest) for number, row in read(source, lines))
+    if not found:
+        raise ConfigError(f"{source}: the trace holds a header and no request", param="trace")
+    return [(at - found[0][0], prompt, answer) for at, prompt, answer in found]
+
+
+def _mooncake(source: str, lines: Sequence[str]) -> Iterator[tuple[int, Request]]:
+    """{"timestamp": ms, "input_length": n, "output_length": n} a line. With the number of the line."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -51,11 +55,10 @@ def _mooncake(source: str, lines: Iterable[str]) -> list[Request]:
                 f"{source}:{number}: not a request with timestamp, input_length and output_length ({error})",
                 param="trace",
             ) from error
-        rows.append(_checked(source, number, row))
-    return rows
+        yield number, row
 
 
-def _csv(source: str, lines: Sequence[str]) -> list[Request]:
+def _csv(source: str, lines: Sequence[str]) -> Iterator[tuple[int, Request]]:
     header = [name.strip() for name in lines[0].split(",")]
     names = _AZURE if _AZURE[0] in header else _PLAIN
     missing = [name for name in names if name not in header]
@@ -65,7 +68,6 @@ def _csv(source: str, lines: Sequence[str]) -> list[Request]:
             param="trace",
         )
     places = [header.index(name) for name in names]
-    rows = []
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
@@ -76,8 +78,7 @@ def _csv(source: str, lines: Sequence[str]) -> list[Request]:
             raise ConfigError(
                 f"{source}:{number}: cannot read {line.strip()!r} ({error})", param="trace"
             ) from error
-        rows.append(_checked(source, number, row))
-    return rows
+        yield number, row
 
 
 def _seconds(cell: str) -> float:
@@ -89,11 +90,11 @@ def _seconds(cell: str) -> float:
     return datetime.fromisoformat(whole).timestamp() + (float("0." + fraction) if fraction else 0.0)
 
 
-def _checked(source: str, number: int, row: Request) -> Request:
+def _checked(source: str, number: int, row: Request, longest: float) -> Request:
     arrival, prompt, answer = row
-    if not (0 <= prompt <= _LONGEST and 0 <= answer <= _LONGEST and 0 <= arrival <= _LATEST):
+    if not (0 <= prompt <= longest and 0 <= answer <= longest and 0 <= arrival <= _LATEST):
         raise ConfigError(
-            f"{source}:{number}: {row} is not a time of 0 to {_LATEST:g} s and two lengths of 0 to {_LONGEST:g} tokens",
+            f"{source}:{number}: {row} is not a time of 0 to {_LATEST:g} s and two lengths of 0 to {longest:g} tokens",
             param="trace",
         )
     return arrival, max(prompt, 1.0), max(answer, 1.0)
