@@ -17,7 +17,7 @@ def test_a_file_and_a_pipe_are_read_up_to_the_limit(tmp_path):
     writer.start()
     assert read_bytes(plain, "--x", 8) == read_bytes(pipe, "--x", 8) == b"12345678"
     writer.join(10)
-    with pytest.raises(ConfigError, match="^--x plain: has more than 7 bytes"):
+    with pytest.raises(ConfigError, match=r"^--x plain: has more than 7 bytes"):
         read_bytes(plain, "--x plain", 7)
 
 
