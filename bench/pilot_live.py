@@ -113,13 +113,16 @@ class Watch:
         pairs = zip(self.seen, self.seen[1:], strict=False)
         return sum(max(0, now.counts["advised"] - before.counts["advised"]) for before, now in pairs)
 
-    def compared(self) -> tuple[int, int]:
-        """(measurements that were compared with an interval, that lay in it): a new controller counts anew."""
-        totals = [0, 0]
-        for before, now in zip(self.seen, self.seen[1:], strict=False):
-            for place, name in enumerate(("compared", "held")):
-                totals[place] += max(0, now.counts[name] - before.counts[name])
-        return totals[0], totals[1]
+    def compared(self) -> list[tuple[int, int]]:
+        """(measurements that were compared with an interval, that lay in it) of each controller that compared any: each
+        counts anew."""
+        found, last = list[tuple[int, int]](), (0, 0)
+        for one in self.seen:
+            counts = one.counts["compared"], one.counts["held"]
+            if counts[0] < last[0]:
+                found.append(last)
+            last = counts
+        return [*found, last]
 
 
 def moment(status: Mapping[str, Any]) -> Moment:
@@ -161,14 +164,15 @@ async def play(here: Deployment, seconds: float, kills: bool, rounds: int = 1) -
         for load in loads:
             load.per_second = 0.0
         await asyncio.sleep(5.0)  # what was decided last is followed
-    compared, held = watch.compared()
+    compared = watch.compared()
     whole: Row = {
         "bench": "pilot_live",
         "requests": sum(len(load.answers) for load in loads),
         "failed": sum(failed(load.answers) for load in loads),
         "altered": sum(altered(load.answers, known) for load, known in zip(loads, references, strict=True)),
-        "compared": compared,
-        "held": held,
+        "compared": sum(count for count, _ in compared),
+        "held": sum(held for _, held in compared),
+        "by_controller": compared,
         "kills": kills,
         "advised": watch.advised(),
         "rounds": rounds,

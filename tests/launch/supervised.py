@@ -13,7 +13,7 @@ from afserve.member import AttentionPhase, Role
 
 def live(life):
     wanted = life.wanted.get("nano", Wanted({{}}, {{}}))
-    print(life.number, dict(wanted.counts), dict(wanted.phases), flush=True)
+    print(life.number, dict(wanted.counts), dict(wanted.phases), dict(life.reports.learnt), flush=True)
     {body}
 
 try:

@@ -31,16 +31,18 @@ def run(warm: Warm) -> Callable[..., list[str]]:
     return said
 
 
-def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted(run):
+def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted_and_was_learnt(run):
     said = run(
         "if life.number == 2: return",
         "life.reports.serves()",
         "life.reports.wanted('nano', {Role.EXPERT: 3 + life.number}, {1: AttentionPhase.DECODE})",
+        "life.reports.note_learnt('nano', {'rates': [life.number + 0.5]})",
         DIE,
     )
     assert [line.partition(" ")[0] for line in said] == ["0", "1", "2", "returned"]
-    assert said[0] == "0 {} {}" and ": 3}" in said[1] and ": 4}" in said[2]
+    assert said[0] == "0 {} {} {}" and ": 3}" in said[1] and ": 4}" in said[2]
     assert "'decode'" in said[1] and "'decode'" in said[2]
+    assert "{'nano': {'rates': [0.5]}}" in said[1] and "{'nano': {'rates': [1.5]}}" in said[2]
 
 
 def test_one_that_fails_before_it_served_is_not_followed(run):
@@ -51,7 +53,7 @@ def test_one_that_fails_before_it_served_is_not_followed(run):
 
 def test_one_that_is_killed_before_it_served_begins_again_so_many_times(run):
     said = run(DIE)
-    assert said[:-1] == ["0 {} {}"] * 6
+    assert said[:-1] == ["0 {} {} {}"] * 6
     assert said[-1].startswith("PeerLost the controller: its process was killed by SIGKILL")
 
 
@@ -103,7 +105,7 @@ def test_signals_are_told_to_a_child_that_listens(run, signals):
         f"while heard < {signals}: heard += life.reports.told_to_stop()",
         "print('heard', heard, flush=True)",
     )
-    assert said == ["0 {} {}", f"heard {signals}", "returned"]
+    assert said == ["0 {} {} {}", f"heard {signals}", "returned"]
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGHUP"])

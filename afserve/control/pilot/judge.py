@@ -2,7 +2,8 @@
 
 An interval is as wide as most of the newest errors were (split conformal prediction); which share of them follows
 from how often it held, so that in the long run it holds as often as it says, whatever is compared (adaptive conformal
-inference: Gibbs and Candes, 2021).
+inference: Gibbs and Candes, 2021). Of fewer errors than that needs it is Student's, around a mean error of 0. All of it
+are numbers that may outlive the process (`learnt.py`).
 """
 
 import math
@@ -10,15 +11,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 HOLDS = 0.8  # as often as an interval is to hold
-_FIRST = math.log(1.5)  # width of the first intervals: a factor to either side
-_NEWEST_ERRORS = 60
+_USUAL = math.log(1.5) / 1.2816  # standard deviation of an error, counted as one error before any is known
+_STUDENT = 3.078, 1.886, 1.638, 1.533, 1.476  # his t of 0.9, by how many errors are known: 80 % lie within
+NEWEST_ERRORS = 60
 _FEW, _MANY = 5, 20  # errors
 _STEP = 0.02  # by which a miss raises the share of them
 _NEWEST = 0.05  # weight of a measurement in a correction
 _FURTHEST = math.log(2.0)  # that a correction may be from 1: no factor mends a model that is wrong by more
 _LATE = 0.002  # of all requests, that may be late in the long run in each of both ways
 _RAISE = 0.15  # of a headroom, for a minute in which all are late
-_LEAST, _MOST = 1.0, 1.2  # headrooms
+LEAST_ROOM, MOST_ROOM = 1.0, 1.2  # headrooms
 _REMEMBERED = 1440  # times whose requests are usual: a day of minutes
 _NARROWEST, _WIDEST = math.log(1.02), math.log(50.0)
 
@@ -29,29 +31,30 @@ class Interval:
 
     compared: int = 0
     held: int = 0
-    _errors: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST_ERRORS))
-    _standing: deque[float] = field(default_factory=lambda: deque(maxlen=_NEWEST_ERRORS))
-    _share: float = HOLDS
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST_ERRORS))
+    standing: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST_ERRORS))
+    share: float = HOLDS
 
     @property
     def width(self) -> float:
         """Of the logarithm. While few changes were compared, no prediction of one is taken to be surer than those of
         sizes that stayed have been."""
-        known = sorted(self._errors)
-        place = math.ceil(self._share * (len(known) + 1))
-        if place <= len(known):
-            found = known[max(place - 1, 0)]
-        else:  # too few are known, or it held too seldom
-            found = max([_FIRST, *known] if len(known) < _FEW else known)
-        if len(known) < _MANY and len(self._standing) >= _FEW:
-            stood = sorted(self._standing)
+        known = sorted(self.errors)
+        place = math.ceil(self.share * (len(known) + 1))
+        if len(known) < _FEW:
+            squares = _USUAL**2 + sum(error * error for error in known)
+            found = _STUDENT[len(known)] * math.sqrt(squares / (len(known) + 1))
+        else:  # all of them, where it held too seldom
+            found = known[min(max(place, 1), len(known)) - 1]
+        if len(known) < _MANY and len(self.standing) >= _FEW:
+            stood = sorted(self.standing)
             found = max(found, stood[math.ceil(HOLDS * len(stood)) - 1])
         return min(max(found, _NARROWEST), _WIDEST)
 
     def note_standing(self, predicted: float, measured: float | None) -> None:
         """What was predicted of the sizes that there are, and measured there."""
         if measured is not None:
-            self._standing.append(_error(predicted, measured))
+            self.standing.append(_error(predicted, measured))
 
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
@@ -64,8 +67,8 @@ class Interval:
         within = error <= self.width
         self.compared += 1
         self.held += within
-        self._share += _STEP * (-(1 - HOLDS) if within else HOLDS)
-        self._errors.append(error)
+        self.share += _STEP * (-(1 - HOLDS) if within else HOLDS)
+        self.errors.append(error)
         return within
 
 
@@ -96,15 +99,15 @@ class Headroom:
     counted, not minutes: one with twice as many as usual says twice as much."""
 
     factor: float = 1.1
-    _noted: int = 0
-    _usual: float = 0.0  # requests in such a time
+    noted: float = 0.0
+    usual: float = 0.0  # requests in such a time
 
     def note_late(self, share: float, of: float, minutes: float) -> None:
         """So many `of` the requests of so long were late."""
-        self._noted = min(self._noted + 1, _REMEMBERED)
-        self._usual += (of - self._usual) / self._noted
-        self.factor += _RAISE * (share - _LATE) * of / self._usual * minutes
-        self.factor = min(max(self.factor, _LEAST), _MOST)
+        self.noted = min(self.noted + 1, _REMEMBERED)
+        self.usual += (of - self.usual) / self.noted
+        self.factor += _RAISE * (share - _LATE) * of / self.usual * minutes
+        self.factor = min(max(self.factor, LEAST_ROOM), MOST_ROOM)
 
 
 @dataclass(slots=True)

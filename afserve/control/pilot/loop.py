@@ -24,7 +24,8 @@ _SHOWN = 5  # advices, and outcomes
 
 
 class PilotLoop:
-    """`observe` says what there is, `changes` asks for others as people do, `may_act`: now."""
+    """`observe` says what there is, `changes` asks for others as people do, `may_act`: now. `keep` is called behind
+    each look, for what was learnt to outlive this process."""
 
     def __init__(
         self,
@@ -35,10 +36,11 @@ class PilotLoop:
         clock: Clock,
         look_seconds: float = LOOK_SECONDS,
         may_act: Callable[[], bool] = lambda: True,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
         self._mode, self._observe, self._changes, self._clock = mode, observe, changes, clock
-        self._may_act = may_act
+        self._may_act, self._keep = may_act, keep
         self._seconds = look_seconds
         self._advice = Adviser("the pilot, which sizes pools")
         self._counts: Counter[str] = Counter()
@@ -58,6 +60,7 @@ class PilotLoop:
             with self._advice.guarded(now):
                 advice = self.policy.look(self._observe())
                 self._say_outcomes()
+                self._keep()
                 if advice is not None:
                     self._follow(advice)
 

@@ -39,27 +39,28 @@ class NodeSeconds:
     calm_rest: float = 0.0
 
 
+@dataclass(slots=True)
 class StepCost:
     """Busy seconds told apart by steps and tokens: least squares over windows that fade, neither below 0. Windows with
     as many tokens in each step tell nothing apart: a step then costs as many tokens as it did, and at first one."""
 
-    def __init__(self) -> None:
-        self._sums: tuple[float, ...] = (0.0,) * 5  # of squares and products
-        self._step, self._each = 1.0, 1.0
+    sums: tuple[float, ...] = (0.0,) * 5  # of squares and products
+    step: float = 1.0
+    each: float = 1.0
 
     def apart(self, steps: float, tokens: float, busy: float) -> tuple[float, float]:
         """(seconds of a step, of a token) of one more window of so many busy seconds."""
         fresh = (steps * steps, tokens * tokens, steps * tokens, busy * steps, busy * tokens)
-        self._sums = steps2, tokens2, both, by_steps, by_tokens = tuple(
-            _KEPT * old + new for old, new in zip(self._sums, fresh, strict=True)
+        self.sums = steps2, tokens2, both, by_steps, by_tokens = tuple(
+            _KEPT * old + new for old, new in zip(self.sums, fresh, strict=True)
         )
         free = steps2 * tokens2 - both**2
         if free > _ALIKE * steps2 * tokens2:
             alone = by_tokens / tokens2
-            self._each = min(max((by_tokens * steps2 - by_steps * both) / free, _LEAST_EACH * alone), alone)
-            self._step = max(by_steps - self._each * both, 0.0) / steps2
-        whole = self._step * steps
-        share = whole / max(whole + self._each * tokens, 1e-9)
+            self.each = min(max((by_tokens * steps2 - by_steps * both) / free, _LEAST_EACH * alone), alone)
+            self.step = max(by_steps - self.each * both, 0.0) / steps2
+        whole = self.step * steps
+        share = whole / max(whole + self.each * tokens, 1e-9)
         return share * busy / max(steps, 1.0), (1 - share) * busy / max(tokens, 1.0)
 
 
@@ -69,7 +70,11 @@ class MeasuredModel:
     def __init__(self, rates: NodeSeconds | None = None) -> None:
         self.rates = rates or NodeSeconds()
         self._measured = replace(self.rates)
-        self._decode, self._experts = StepCost(), StepCost()
+        self.decode, self.experts = StepCost(), StepCost()
+
+    def begin_with(self, rates: NodeSeconds, decode: StepCost, experts: StepCost) -> None:
+        """What was measured before."""
+        self.rates, self._measured, self.decode, self.experts = rates, replace(rates), decode, experts
 
     @property
     def ready(self) -> bool:
@@ -83,10 +88,10 @@ class MeasuredModel:
         computed = load.first * max(load.prompt_tokens - load.found_tokens, 0.0) / load.came
         alone = window.sizes.prefill > 0
         decoded = answered if alone else computed + answered
-        whole, each = self._decode.apart(load.decode_steps, decoded, load.decode_busy)
+        whole, each = self.decode.apart(load.decode_steps, decoded, load.decode_busy)
         rates.decode_step, rates.decode = _mean(rates.decode_step, whole), _mean(rates.decode, each)
         steps = load.decode_steps * window.sizes.experts  # each step is one of all expert nodes
-        whole, each = self._experts.apart(steps, computed + answered, load.experts_busy)
+        whole, each = self.experts.apart(steps, computed + answered, load.experts_busy)
         rates.experts_step, rates.experts = _mean(rates.experts_step, whole), _mean(rates.experts, each)
         if not alone:
             rates.read = rates.decode

@@ -294,8 +294,9 @@ class Policy:
         return advice
 
     def _effect(self, expected: Expected) -> Effect:
-        ttft = min(expected.ttft * self.judge.first.factor, 3600.0)
-        tpot = min(expected.tpot * self.judge.rest.factor, 3600.0)
+        """No longer than until it would be something else: what a pool that falls behind comes to has no end."""
+        ttft = min(expected.ttft * self.judge.first.factor, self.rules.hold)
+        tpot = min(expected.tpot * self.judge.rest.factor, self.rules.hold)
         return Effect(ttft, tpot, self.judge.ttft.around(ttft), self.judge.tpot.around(tpot))
 
     # ---- what came of it

@@ -43,10 +43,11 @@ _LINE = 1 << 16
 
 
 class Reports:
-    """A child's end of its socket to the supervisor, whose words and end it also hears there."""
+    """A child's end of its socket to the supervisor, whose words and end it also hears there. `learnt` is what each
+    model's pilot goes by, for that of its next run, in this child or the next one."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, sock: socket.socket, learnt: Mapping[str, object]) -> None:
+        self._sock, self.learnt = sock, dict(learnt)
 
     def fileno(self) -> int:
         """Readable once the supervisor has said something, or has gone."""
@@ -73,11 +74,15 @@ class Reports:
         by_role = {str(role): count for role, count in counts.items()}
         self._say({"model": model, "counts": by_role, "phases": by_index})
 
+    def note_learnt(self, model: str, numbers: Mapping[str, list[float]]) -> None:
+        self.learnt[model] = numbers
+        self._say({"model": model, "learnt": numbers})
+
     def failed(self, error: AfserveError) -> None:
         """The run ends with this."""
         self._say({"error": messages.encode_from_node(Failed(error)).hex()})
 
-    def _say(self, what: dict[str, object]) -> None:
+    def _say(self, what: Mapping[str, object]) -> None:
         try:
             self._sock.sendall(json.dumps(what).encode() + b"\n")
         except OSError:
@@ -112,6 +117,7 @@ class Supervisor:
     recovers: bool
     keepers: Sequence[NodeKeeper] = ()
     _wanted: dict[str, Wanted] = field(default_factory=dict)
+    _learnt: dict[str, object] = field(default_factory=dict)  # by models' pilots
     _child: int = 0
     _told: socket.socket | None = None  # the child's
     _signals: int = 0
@@ -189,7 +195,7 @@ class Supervisor:
         self._child = self._forked(number)
         if not self._child:
             ours.close()
-            os._exit(self._live(parent, Term(number, dict(self._wanted), Reports(theirs))))
+            os._exit(self._live(parent, Term(number, dict(self._wanted), Reports(theirs, self._learnt))))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         theirs.close()
         with ours:
@@ -270,6 +276,8 @@ class Supervisor:
                 {Role(role): int(count) for role, count in counts.items()},
                 {int(index): AttentionPhase(phase) for index, phase in phases.items()},
             )
+        if "learnt" in said:
+            self._learnt[str(said["model"])] = said["learnt"]
         if isinstance(error := said.get("error"), str):
             failed = messages.decode_from_node(bytes.fromhex(error))
             assert isinstance(failed, Failed)

@@ -142,7 +142,7 @@ class LocalRun:
         changing = Changing(
             self.controller, room.check_more, self._can_start, self._break, room.check_change, owner.end_run
         )
-        self._pilot = pilot_loop(pilot, self.controller, changing, clock, owner.read_load)
+        self._pilot = pilot_loop(pilot, self.controller, changing, clock, owner.read_load, term, name)
         self._queries = OwnQueries(self.controller, topology.picked, clock, changing, self._pilot)
         served = _served_model(topology, model, name, aliases)
         self.frontend = Frontend(self._queries, self._gateway, served, self._trace)

@@ -1,5 +1,6 @@
-"""A pilot for a run: between which sizes it may move, and where it gets what it sees."""
+"""A pilot for a run: between which sizes it may move, where it gets what it sees and leaves what it learns."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,9 +8,12 @@ from dataclasses import dataclass
 from afserve.clock import Clock
 from afserve.control.changing import Changing
 from afserve.control.controller import Controller
+from afserve.control.controller_wiring import nobody
 from afserve.control.pilot.acting import PoolChanges
 from afserve.control.pilot.classes import ClassAim
 from afserve.control.pilot.hours import Hours
+from afserve.control.pilot.judge import Judge
+from afserve.control.pilot.learnt import learnt_of, recall
 from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import LOOK_SECONDS, PilotLoop
 from afserve.control.pilot.measured import MeasuredModel
@@ -21,8 +25,11 @@ from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import ConfigError
+from afserve.launch.processes.supervisor import Term
 from afserve.member import AttentionPhase, Role
 from afserve.server.access.classes import ServiceClass
+
+log = logging.getLogger("afserve.pilot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,11 @@ def pilot_loop(
     changing: Changing,
     clock: Clock,
     own_load: Callable[[], GatewayLoad],
+    term: Term | None,
+    name: str,
 ) -> PilotLoop | None:
-    """None without a plan. `own_load`: of the gateway in this process."""
+    """None without a plan. `own_load`: of the gateway in this process. What the pilot of this model, by its name, had
+    learnt before is known in `term`, where there is one, and is told there."""
     if plan is None:
         return None
     view, rules = LiveView(controller.membership.state), rules_for(plan.hold)
@@ -105,9 +115,30 @@ def pilot_loop(
         loads: list[tuple[object, GatewayLoad]] = [(None, own_load()), *controller.chronicle.loads.items()]
         return view.observe(clock.now(), controller.members, dict(loads))
 
-    policy = Policy(Planner(MeasuredModel(), plan.wanted, plan.limits), rules, plan.classes)
+    model = MeasuredModel()
+    policy = Policy(Planner(model, plan.wanted, plan.limits), rules, plan.classes)
     look = min(LOOK_SECONDS, rules.windows.short / 4)
     changes = PoolChanges(changing.change, view.names)
     return PilotLoop(
-        plan.mode, policy, observe, changes, clock, look, lambda: plan.hours.hold_at(time.localtime())
+        plan.mode,
+        policy,
+        observe,
+        changes,
+        clock,
+        look,
+        lambda: plan.hours.hold_at(time.localtime()),
+        _going_on(term, name, policy.judge, model),
     )
+
+
+def _going_on(term: Term | None, name: str, judge: Judge, model: MeasuredModel) -> Callable[[], None]:
+    """From what was learnt before; what is returned tells it as it is then."""
+    if term is None:
+        return nobody
+    reports = term.reports
+    if (said := reports.learnt.get(name)) is not None:
+        try:
+            recall(said, judge, model)
+        except ValueError as error:
+            log.warning("what the pilot had learnt cannot be: %s; it is learnt anew", error)
+    return lambda: reports.note_learnt(name, learnt_of(judge, model))

@@ -1,6 +1,7 @@
 """A pilot over loads that are told: what it advises, when it keeps still, and what it never does."""
 
 import itertools
+import json
 import math
 import random
 from dataclasses import replace
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from afserve.control.pilot.judge import Judge
+from afserve.control.pilot.learnt import learnt_of, recall
 from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
@@ -35,6 +38,37 @@ def test_load_that_triples_is_followed_at_once_and_its_fall_after_a_while():
     told.play(30, 1200)
     fallen = told.play(10, 3600)
     assert fallen[0].at >= told.at - 3600 + told.rules.hold / 2, "what lasted was no jump"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {},
+        {"tpot_errors": [-0.1]},
+        {"ttft_standing": [0.1] * 61},
+        {"rates": [math.nan] * 7},
+        {"headrooms": [1.1, 9.0]},
+        {"shares": ["0.8", 0.8]},
+        {"requests": None},
+    ],
+)
+def test_what_was_learnt_is_gone_on_from_and_what_cannot_be_is_refused_as_a_whole(harm):
+    told = Told()
+    told.play(10, 1200)
+    told.play(30, 1200)
+    judge, model = told.policy.judge, told.policy._planner.model
+    assert isinstance(model, MeasuredModel)
+    said = json.loads(json.dumps({**learnt_of(judge, model), **harm}))
+    after, rates = Judge(), MeasuredModel()
+    if harm:
+        with pytest.raises(ValueError, match=next(iter(harm))):
+            recall(said, after, rates)
+        assert after == Judge() and not rates.ready
+        return
+    recall(said, after, rates)
+    assert judge.tpot.errors and rates.ready and rates.rates == model.rates
+    assert learnt_of(after, rates) == said
+    assert (after.ttft.width, after.tpot.width) == (judge.ttft.width, judge.tpot.width)
 
 
 @pytest.mark.slow
