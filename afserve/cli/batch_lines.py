@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from afserve.cli.options import read_text
+from afserve.cli.options import read_given_text
 from afserve.errors import ConfigError, shown
 
 _FIRST = '{"id": "batch_req_'  # how each line of an output begins
@@ -23,7 +23,7 @@ class Line:
 def read_lines(path: Path) -> list[Line]:
     """Raises ConfigError naming the line that is none, or says a custom_id again."""
     found: dict[str, Line] = {}
-    for number, text in enumerate(read_text(path, str(path)).split("\n"), 1):
+    for number, text in enumerate(read_given_text(path, str(path)).split("\n"), 1):
         if text.strip():
             line = _line(f"{path}: line {number}", text)
             if line.custom_id in found:
@@ -36,7 +36,7 @@ def read_lines(path: Path) -> list[Line]:
 
 def answered(path: Path) -> set[str]:
     """The custom_ids that an output has good answers to. Other lines, and a last one that was cut, are taken out."""
-    *whole, cut = read_text(path, f"--output {path}").split("\n")
+    *whole, cut = read_given_text(path, f"--output {path}").split("\n")
     if not whole and not (cut.startswith(_FIRST) or _FIRST.startswith(cut)):
         raise ConfigError(f"--output {path}: not the answers of a batch; give another name")
     kept: dict[str, str] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from afserve.cli.options import existing_file, read_toml
+from afserve.cli.options import existing_file, read_given_toml
 from afserve.errors import ConfigError, shown
 from afserve.settings import DeclaredSetting
 
@@ -47,7 +47,7 @@ def config_file(ctx: click.Context, option: click.Parameter, path: Path | None) 
 
 
 def _read(path: Path) -> dict[str, object]:
-    values = read_toml(path, f"--config {path}")
+    values = read_given_toml(path, f"--config {path}")
     schema = values.pop("schema", SCHEMA)
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 import click
 
-from afserve.cli.options import Within, option
+from afserve.cli.options import Within, option, read_given_text
 from afserve.doors.client import DEFAULT_URL, Client
 from afserve.engine.scheduling.request import SamplingParams
 from afserve.errors import ConfigError
 
 Command = TypeVar("Command", bound=Callable[..., object])
+_KEY_BYTES = 1 << 20
 
 
 def server_options(command: Command) -> Command:
@@ -80,12 +81,10 @@ def key_of(path: str | None) -> str | None:
     """The first key of a file. Raises ConfigError."""
     if path is None:
         return None
-    try:
-        return Path(path).read_text(encoding="utf-8").split()[0]
-    except OSError as error:
-        raise ConfigError(f"api-key-file: {path}: {error.strerror}", param="api-key-file") from error
-    except IndexError as error:
-        raise ConfigError(f"api-key-file: {path} is empty", param="api-key-file") from error
+    keys = read_given_text(Path(path), f"--api-key-file {path}", _KEY_BYTES).split()
+    if not keys:
+        raise ConfigError(f"--api-key-file {path}: is empty", param="api-key-file")
+    return keys[0]
 
 
 def first_model(url: str, api_key_file: str | None) -> str:

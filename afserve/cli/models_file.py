@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from afserve.cli.config_file import SCHEMA
-from afserve.cli.options import read_toml
+from afserve.cli.options import read_given_toml
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, shown
 from afserve.launch.plan.ray_settings import RaySettings
@@ -56,7 +56,7 @@ def models_of(
 
 
 def _read(path: Path) -> list[Mapping[str, object]]:
-    values = read_toml(path, f"--models {path}")
+    values = read_given_toml(path, f"--models {path}")
     schema, tables = values.pop("schema", SCHEMA), values.pop("model", [])
     if schema != SCHEMA or isinstance(schema, bool):
         raise ConfigError(

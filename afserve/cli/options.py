@@ -22,7 +22,7 @@ MOST_BYTES = 2 << 30  # of a trace or of prompts: twice a public trace of a week
 _PART = 16 << 20
 
 
-def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
+def read_given_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
     """All of a file that somebody named, or of a pipe. Raises ConfigError that begins with `where`, as "--trace x.csv":
     the file cannot be read or holds more than `most` bytes, which its size tells before it is read."""
     parts: list[bytes] = []
@@ -39,19 +39,19 @@ def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
     return b"".join(parts)
 
 
-def read_text(path: Path, where: str, most: int = MOST_BYTES) -> str:
-    """As `read_bytes`, of UTF-8 text."""
+def read_given_text(path: Path, where: str, most: int = MOST_BYTES) -> str:
+    """As `read_given_bytes`, of UTF-8 text."""
     try:
-        return read_bytes(path, where, most).decode()
+        return read_given_bytes(path, where, most).decode()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not UTF-8 text: {error.reason} at byte {error.start:,}") from error
 
 
-def read_toml(path: Path, where: str = "") -> dict[str, Any]:
-    """As `read_text`, of at most 8 MiB of TOML. Without `where` errors begin with the path."""
+def read_given_toml(path: Path, where: str = "") -> dict[str, Any]:
+    """As `read_given_text`, of at most 8 MiB of TOML. Without `where` errors begin with the path."""
     where = where or str(path)
     try:
-        return tomllib.loads(read_text(path, where, CONFIG_BYTES))
+        return tomllib.loads(read_given_text(path, where, CONFIG_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from afserve.cli.options import read_text
+from afserve.cli.options import read_given_text
 from afserve.placement.planner.perf.trace_reader import read_requests
 
 POISSON, CONSTANT, BURSTS = "poisson", "constant", "bursts"
@@ -49,5 +49,5 @@ def read_trace(path: Path, most: int | None) -> list[TracedRequest]:
     """The first `most` requests of a trace, by time: a file that `afserve plan --trace` reads. Raises ConfigError
     naming the line."""
     where = f"--trace {path}"
-    found = read_requests(where, read_text(path, where).splitlines(), _MOST_TOKENS)[:most]
+    found = read_requests(where, read_given_text(path, where).splitlines(), _MOST_TOKENS)[:most]
     return [TracedRequest(at, int(prompt), int(answer)) for at, prompt, answer in found]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
-from afserve.cli.options import read_text
+from afserve.cli.options import read_given_text
 from afserve.errors import ConfigError
 
 CHAT, COMPLETIONS = "chat", "completions"
@@ -81,7 +81,7 @@ def from_file(path: Path, endpoint: str, output: int) -> Iterator[Ask]:
     """
     wanted = "messages" if endpoint == CHAT else "prompt"
     found = []
-    for number, line in enumerate(read_text(path, f"--prompts {path}").split("\n"), 1):
+    for number, line in enumerate(read_given_text(path, f"--prompts {path}").split("\n"), 1):
         if line.strip():
             found.append(_ask(f"--prompts {path}: line {number}", line, wanted, output))
     if not found:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afserve.cli.load.asks import words
-from afserve.cli.options import read_text
+from afserve.cli.options import read_given_text
 from afserve.errors import ConfigError
 
 Message = Mapping[str, object]
@@ -76,7 +76,7 @@ def _about(draw: random.Random, mean: int) -> int:
 def recorded_sessions(path: Path, output: int) -> list[Session]:
     """A line each: {"messages": [...], "tools": [...], "think": [seconds, ...], "output_tokens": [...]}. An assistant's
     message ends a turn; an answer without a length has `output` tokens. Raises ConfigError naming the line."""
-    lines = read_text(path, f"--sessions {path}").splitlines()
+    lines = read_given_text(path, f"--sessions {path}").splitlines()
     found = [
         _session(f"--sessions {path}: line {number}", line, output)
         for number, line in enumerate(lines, 1)

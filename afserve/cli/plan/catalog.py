@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import afserve
-from afserve.cli.options import read_bytes, read_text, read_toml
+from afserve.cli.options import read_given_bytes, read_given_text, read_given_toml
 from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import LIST_BYTES, read_object
 from afserve.placement.planner.perf.acceptance import MeasuredLengths, measured_lengths
@@ -59,7 +59,7 @@ def _shape(name: str) -> ModelShape:
             "or to a GGUF file works too",
             param="model",
         )
-    table = read_toml(found)
+    table = read_given_toml(found)
     config = table.get("config")
     if not isinstance(config, Mapping):
         raise ConfigError(
@@ -88,7 +88,7 @@ def load_hardware(name: str) -> Hardware:
             "to describe your own and give its path",
             param="pool",
         )
-    chip = hardware_from_table(str(found), read_toml(found))
+    chip = hardware_from_table(str(found), read_given_toml(found))
     if found.parent == CONFIGS / "hardware":
         return chip
     known = (load_hardware(one) for one in _names("hardware"))
@@ -119,15 +119,15 @@ def load_curves(
     if not path.is_file():
         known = [found.stem for found in (CONFIGS / "hardware" / "fits").glob("*.toml")]
         raise NotFoundError(f"--curves {name}: no such fits file; {nearest(name, known)}", param="curves")
-    found, kernels = curves_from_table(str(path), read_toml(path)), CONFIGS / "cpu_kernels.toml"
-    found.curves = {**curves_from_table(str(kernels), read_toml(kernels)).curves, **found.curves}
+    found, kernels = curves_from_table(str(path), read_given_toml(path)), CONFIGS / "cpu_kernels.toml"
+    found.curves = {**curves_from_table(str(kernels), read_given_toml(kernels)).curves, **found.curves}
     return found
 
 
 def load_lengths() -> tuple[MeasuredLengths, ...]:
     """Published mean accepted lengths of drafts."""
     path = CONFIGS / "drafts.toml"
-    return measured_lengths(str(path), read_toml(path))
+    return measured_lengths(str(path), read_given_toml(path))
 
 
 def load_engine(name: str) -> Engine:
@@ -159,7 +159,7 @@ def engine_names() -> list[str]:
 
 
 def read_lines(path: Path, option: str) -> list[str]:
-    return read_text(path, f"--{option} {path}").splitlines()
+    return read_given_text(path, f"--{option} {path}").splitlines()
 
 
 def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
@@ -168,7 +168,7 @@ def read_counts(path: Path) -> tuple[tuple[float, ...], int]:
     from afserve.placement.rebalance.record import MAGIC, decode
     from afserve.placement.rebalance.record import read_counts as scenarios_of
 
-    data = read_bytes(path, f"--counts {path}", LIST_BYTES)
+    data = read_given_bytes(path, f"--counts {path}", LIST_BYTES)
     try:
         text = "" if data.startswith(MAGIC) else data.decode()
         scenarios = scenarios_of(text) if text else {"": decode(data).total_load()}
@@ -194,7 +194,7 @@ def _find(folder: str, name: str) -> Path | None:
         return direct
     wanted = name.lower().rsplit("/", 1)[-1]
     for candidate in sorted((CONFIGS / folder).glob("*.toml")):
-        aliases = _meta(read_toml(candidate)).get("aliases", [])
+        aliases = _meta(read_given_toml(candidate)).get("aliases", [])
         if candidate.stem == wanted or (isinstance(aliases, list) and wanted in aliases):
             return candidate
     return None

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from afserve.cli.options import Within, declare_options, gather_group, option, read_toml
+from afserve.cli.options import Within, declare_options, gather_group, option, read_given_toml
 from afserve.cli.plan.catalog import read_lines
 from afserve.cli.plan.flags import GROUPS, HardwareFlags, ModelFlags
 from afserve.cli.plan.fleet_printed import FleetPlan, MonthBill, fleet_lines, fleet_values
@@ -199,7 +199,7 @@ def _classes(asked: FleetFlags, flags: dict[str, Any]) -> Iterator[tuple[str, Ho
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
-    tables = read_toml(path, f"--classes {path}").get("class")
+    tables = read_given_toml(path, f"--classes {path}").get("class")
     if not isinstance(tables, list) or not 1 <= len(tables) <= _CLASSES:
         raise ConfigError(f"--classes {path}: it must have 1 to {_CLASSES} tables [[class]]")
     return [dict(table) for table in tables]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from afserve.cli.options import Within, group_options, option, output_file, read_bytes
+from afserve.cli.options import Within, group_options, option, output_file, read_given_bytes
 from afserve.errors import ConfigError, shown
 from afserve.json_file import LIST_BYTES
 from afserve.placement.placement_text import MOST_NODES, MOST_ROWS, MOST_SLOTS
@@ -147,7 +147,7 @@ def _read(files: Sequence[Path]) -> "dict[str, Floats]":
 
     named: dict[str, Floats] = {}
     for file in files:
-        data = read_bytes(file, f"--counts {file}", LIST_BYTES)
+        data = read_given_bytes(file, f"--counts {file}", LIST_BYTES)
         try:
             if data.startswith(MAGIC):
                 found = {file.stem: decode(data).total_load()}
@@ -174,7 +174,7 @@ def _text(data: bytes) -> str:
 def _placement(file: Path) -> "Placement":
     from afserve.placement.placement import Placement
 
-    data = read_bytes(file, f"--current {file}", LIST_BYTES)
+    data = read_given_bytes(file, f"--current {file}", LIST_BYTES)
     try:
         return Placement.from_json(_text(data))
     except ConfigError as error:

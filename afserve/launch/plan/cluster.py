@@ -12,6 +12,7 @@ from pathlib import Path
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.errors import ConfigError
+from afserve.json_file import read_text
 from afserve.placement.planner.cluster_file import on_cpu
 
 ROLES = ("attention", "experts")
@@ -83,8 +84,8 @@ class Cluster:
 def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
     """`placeholders`: also with the addresses that `afserve plan` writes where it knows none. Raises ConfigError."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(read_text(path, refusal=ConfigError))
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--cluster {path}: {error}") from error
     top = _Section(path, "", table)
     attention, experts = top.inner_section("attention"), top.inner_section("experts")
