@@ -176,7 +176,7 @@ def test_odd_classes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         ("[[class]", "Expected ']]'"),
         ('[[class]]\nname = "a"\nrate = "x"', "class 'a': rate must be a number"),
         ('[[class]]\nrate = 5\nspeed = "fast"', "class 'class 1': No such option"),
-        ("[[class]]\nrate = 5\ntpot = 50\nttft = 1e-9", "is not a time of"),
+        ("[[class]]\nrate = 5\ntpot = 50\nttft = 1e-9", "class 'class 1': --ttft: '1e-09' is not a time of"),
     ):
         file.write_text(text)
         assert run(["fleet", *SMALL.split(), "--classes", str(file)]) == 2

@@ -117,7 +117,12 @@ def fleet(as_json: bool, **flags: Any) -> None:
     chips: dict[str, Hardware] = {}
     needs, limits, said = [], {}, []
     for name, load, own in classes:
-        need, question, words = _need(name, load, own, asked.headroom, factors)
+        try:
+            need, question, words = _need(name, load, own, asked.headroom, factors)
+        except ConfigError as error:
+            if asked.classes is None:
+                raise
+            raise ConfigError(f"{_where(asked, name)}: {error.message}", param=error.param) from error
         needs.append(need)
         said.append(words)
         for pool in question.pools:
@@ -191,11 +196,15 @@ def _classes(asked: FleetFlags, flags: dict[str, Any]) -> Iterator[tuple[str, Ho
     for place, table in enumerate(_tables(asked.classes)):
         name = str(table.pop("name", f"class {place + 1}"))
         file, rate = table.pop("load", None), table.pop("rate", flags["rate"])
-        where = f"--classes {asked.classes}: class {shown(name)}"
+        where = _where(asked, name)
         path = asked.classes.parent / str(file) if file is not None else asked.load
         if not isinstance(rate, int | float) or isinstance(rate, bool):
             raise ConfigError(f"{where}: rate must be a number of requests per second")
         yield name, _load(path, float(rate), where), flags | _typed(where, table)
+
+
+def _where(asked: FleetFlags, name: str) -> str:
+    return f"--classes {asked.classes}: class {shown(name)}"
 
 
 def _tables(path: Path) -> list[dict[str, Any]]:
