@@ -24,12 +24,8 @@ def obstacle(plan: Plan) -> str:
     afd = plan.kind == "afd"
     if plan.prefill is not None and not afd:
         return "devices that only read prompts have a copy of the experts, and no KV moves from one copy to another"
-    if plan.prefill is not None and on_cpu(plan.prefill.hardware) != on_cpu(plan.attention.hardware):
-        return "its prompts are read on CPUs and decoded on other devices, or the other way round"
     if plan.attention.tensor_parallel > 1 or (afd and plan.experts.tensor_parallel > 1):
         return "its nodes span several devices"
-    if afd and on_cpu(plan.attention.hardware) != on_cpu(plan.experts.hardware):
-        return "its nodes are on CPUs and on other devices"
     return ""
 
 

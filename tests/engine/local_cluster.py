@@ -63,7 +63,7 @@ class LocalCluster:
         attention: int = 1,
         experts: int = 1,
         placement: Placement | None = None,
-        ops: Ops | None = None,
+        ops: Ops | Sequence[Ops] | None = None,
         expert_ops: Ops | None = None,
         clock: Clock | None = None,
         wrap: Wrap = _bare,
@@ -71,13 +71,16 @@ class LocalCluster:
         expert_memory: int = 0,
     ) -> "LocalCluster":
         """All nodes on one device, that of `ops` if given, with mailboxes there too. With `expert_ops` of another
-        device expert nodes are there, and mailboxes in host memory.
+        device expert nodes are there, and mailboxes in host memory. Several `ops` are those of each attention node, on
+        one device, where the first ones compute experts, too.
 
         `clock` is that of the attention nodes' deadlines; `wrap` may put something between any node and its transport;
         `groups` are what attention nodes keep. `expert_memory`: bytes of each expert node, as of `build_expert_bank`.
         """
         spec = spec_of(source, config.drafts())
         ops = ops or open_ops(config.device, config.threads, isa=config.isa)
+        several = [ops] * attention if isinstance(ops, Ops) else ops
+        ops = several[0]
         expert_ops = expert_ops or ops
         between = ops.device if expert_ops.device == ops.device else HOST
         plan = placement or Placement.contiguous(layers=spec.moe_layers, experts=spec.experts, nodes=experts)
@@ -113,7 +116,7 @@ class LocalCluster:
             banks.append(bank)
             addresses.append(address)
         fronts = []
-        for index in range(attention):
+        for index, ops in enumerate(several):
             end = connect.connect(addresses, attention=index, layout=layout, timeout=60.0)
             link = open_link(
                 wrap(end), attention=index, layout=layout, placement=plan, clock=clock, device=ops.device

@@ -168,6 +168,72 @@ def test_each_role_may_have_its_own_kind_of_device(file: Path, on_gpus: str) -> 
     }
 
 
+PHASES = TEXT.replace("batch = 64", "batch = 64\nprefill = 1").replace(
+    """address = "10.0.0.1"
+role = "attention"
+hardware = "cpu-host"
+devices = 2""",
+    """address = "10.0.0.1"
+role = "attention"
+hardware = "h20"
+devices = 1
+[[host]]
+address = "localhost"
+role = "attention"
+hardware = "cpu-host"
+devices = 1""",
+)
+
+
+def test_prefill_nodes_may_have_another_kind_of_device_than_decode_nodes(file: Path) -> None:
+    """Blocks are of one size, so that they can be handed over; what not every node could have is refused by name."""
+    hosted = assigned(file, PHASES.replace('"there"', '"localhost"'))
+    cluster = read_cluster(file)
+    assert (cluster.prefill_device, cluster.device, cluster.expert_device) == ("cuda", "cpu", "cpu")
+    found = [one.device for one in hosted.hosted if one.node.role is Role.ATTENTION]
+    assert found == ["cuda:0", "cpu"]
+    folder = CONFIGS / "nano"
+    source, spec = ModelSource(str(folder), "nano"), load_spec(folder)
+    machine = Machine(cores=8, memory=64 << 30, memory_total=64 << 30)
+
+    def chosen(**engine: str) -> int:
+        shares = (Share(1, 0), Share(1, 1, here=False))
+        wishes = Wishes(
+            2, 1, prefill=1, decode=1, engine=EngineSettings(**engine), prefill_device="cuda", hosts=shares
+        )
+        return choose(spec, source, machine, wishes).deployment.engine.block_size
+
+    assert chosen() == 64
+    for engine, said in (
+        ({"isa": "avx2"}, "--isa: avx2 is of the kernels of CPUs, --device cuda has others"),
+        (
+            {"dense_dtype": "int8"},
+            "prefill nodes on cuda and decode nodes on cpu would not round weights alike",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            chosen(**engine)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "said"),
+    [("", "the attention nodes of one run"), ("prefill = 2", "2 of 2 nodes: some have to decode")],
+)
+def test_other_attention_nodes_have_one_kind_of_device(file: Path, prefill: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        assigned(file, PHASES.replace("prefill = 1", prefill))
+
+
+def test_one_phase_has_one_kind_of_device(file: Path) -> None:
+    text = PHASES.replace("nodes = 2", "nodes = 3").replace("prefill = 1", "prefill = 2")
+    text = text.replace('"localhost"\nrole = "attention"\nhardware = "cpu-host"\ndevices = 1',
+                        '"localhost"\nrole = "attention"\nhardware = "cpu-host"\ndevices = 2')  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r"localhost is a cpu-host, 10\.0\.0\.1 a h20; the prefill nodes of one run"
+    ):
+        assigned(file, text)
+
+
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_int8_experts_are_on_the_experts_device(where: str) -> None:
     folder = CONFIGS / "nano"

@@ -66,19 +66,30 @@ class Cluster:
 
     @property
     def device(self) -> str:
-        """What attention nodes run on."""
-        return self._device_of("attention")
+        """What attention nodes run on; where some compute prompts for others, the others."""
+        return _device_of(self._hosts_of("attention")[-1])
+
+    @property
+    def prefill_device(self) -> str:
+        """The same of those that compute prompts for others, where there are any."""
+        return _device_of(self._hosts_of("attention")[0])
 
     @property
     def expert_device(self) -> str:
         """The same of expert nodes, or of the experts in attention nodes."""
-        return self._device_of("experts" if self.experts else "attention")
+        return _device_of(self._hosts_of("experts")[0]) if self.experts else self.device
 
-    def hardware_of(self, role: str) -> str:
-        return next(host.hardware for host in self.hosts if host.role == role)
+    @property
+    def decode_hardware(self) -> str:
+        """Its name, of whom `device` is."""
+        return self._hosts_of("attention")[-1].hardware
 
-    def _device_of(self, role: str) -> str:
-        return "cpu" if on_cpu(self.hardware_of(role)) else "cuda"
+    def _hosts_of(self, role: str) -> list[Host]:
+        return [host for host in self.hosts if host.role == role]
+
+
+def _device_of(host: Host) -> str:
+    return "cpu" if host.on_cpu else "cuda"
 
 
 def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
@@ -164,13 +175,7 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
                 f"host {number}", f"{host.address} is listed twice as {host.role}; add the devices up"
             )
         seen.add((host.address, host.role))
-        first = next(other for other in cluster.hosts if other.role == host.role)
-        if host.on_cpu != first.on_cpu:
-            top.refuse_key(
-                f"host {number}",
-                f"{host.address} is a {host.hardware}, {first.address} a {first.hardware}; the {host.role} nodes of "
-                "one run are either all on CPUs or all on CUDA devices",
-            )
+    _check_kinds(top, cluster)
     for role, nodes in (("attention", cluster.attention), ("experts", cluster.experts)):
         devices = sum(host.devices for host in cluster.hosts if host.role == role)
         if devices != nodes:
@@ -179,6 +184,27 @@ def _check_hosts(top: "_Section", cluster: Cluster) -> None:
                 f"{role}.nodes",
                 f"{nodes}{colocated}, but the {role} hosts have {devices} devices; one node runs on one device",
             )
+
+
+def _check_kinds(top: "_Section", cluster: Cluster) -> None:
+    """Each role's nodes are on one kind of device; prefill nodes, the first of attention, may be on another than decode
+    nodes."""
+    first: dict[str, Host] = {}
+    placed = 0  # attention nodes on the hosts before
+    for number, host in enumerate(cluster.hosts):
+        groups = [host.role]
+        if host.role == "attention" and cluster.prefill is not None:
+            both = placed < cluster.prefill, placed + host.devices > cluster.prefill
+            groups = [name for name, there in zip(("prefill", "decode"), both, strict=True) if there]
+        placed += host.devices * (host.role == "attention")
+        for group in groups:
+            other = first.setdefault(group, host)
+            if host.on_cpu != other.on_cpu:
+                top.refuse_key(
+                    f"host {number}",
+                    f"{host.address} is a {host.hardware}, {other.address} a {other.hardware}; the {group} nodes of "
+                    "one run are either all on CPUs or all on CUDA devices",
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Attention nodes on several devices each: whether model, machine and the rest of what was asked for allow it, and the
 shapes of what lies in one memory. Values in, values out."""
 
+from dataclasses import replace
+
 from afserve.config import AUTO, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.device_shares import FLAG, check_split, shares_of
@@ -27,6 +29,22 @@ def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[st
         return
     _check_gpus(wishes, nodes)
     picked["devices"] = f"{count} GPUs for each attention node"
+
+
+def check_kinds(wishes: Wishes) -> None:
+    """Raises ConfigError for settings that not every attention node could have, where prefill nodes are on another kind
+    of device than decode nodes."""
+    engine = wishes.engine
+    if len(wishes.attention_on) == 1:
+        return
+    for device in sorted(wishes.attention_on):
+        replace(engine, device=device)  # raises
+    if engine.dense_dtype != AUTO:
+        raise ConfigError(
+            f"--dense-dtype {engine.dense_dtype}: prefill nodes on {wishes.prefill_device} and decode nodes on "
+            f"{engine.device} would not round weights alike; leave it out",
+            param="dense_dtype",
+        )
 
 
 def _check_gpus(wishes: Wishes, nodes: Share) -> None:

@@ -4,7 +4,7 @@ A block also holds the states of layers that have them (kernels/delta.py). Unles
 they are so long that states take no more memory than keys and values do. It knows no machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from afserve.config import BLOCK_TOKENS
@@ -26,9 +26,10 @@ def kv_bytes(room: int, device: str) -> int:
     return min(int(room * KV_SHARE), _MOST) if device == "cpu" else int(room * _SHARE_OF_GPU)
 
 
-def gpu_block(spec: ModelSpec, device: str) -> int | None:
-    """Tokens of a block on a GPU, where no layer has states; None elsewhere."""
-    return None if device == "cpu" or spec.state_bytes() else _GPU
+def gpu_block(spec: ModelSpec, devices: Collection[str]) -> int | None:
+    """Tokens of a block where some attention nodes are on GPUs and no layer has states; None elsewhere. Nodes that move
+    blocks to each other have them of one size."""
+    return None if set(devices) == {"cpu"} or spec.state_bytes() else _GPU
 
 
 def block_size(spec: ModelSpec, element: int, asked: int | None, kv_tokens: int | None = None) -> int:

@@ -14,7 +14,7 @@ from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
-from afserve.launch.plan.devices import check_devices, kept_shapes
+from afserve.launch.plan.devices import check_devices, check_kinds, kept_shapes
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.plan.footprint import (
@@ -135,6 +135,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         )
     _check_colocated_and_bits(spec, source, wishes, nodes)
     check_devices(spec, wishes, nodes, picked)
+    check_kinds(wishes)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = micro_batches_of(wishes, nodes, picked)
@@ -251,7 +252,7 @@ def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     element, sequences = kv_element_bytes(source, spec, wishes.engine.kv_dtype), wishes.batch or _SEQUENCES
     step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
     beside = bytes_beside(wishes.engine.drafts(), spec, element)
-    asked = wishes.engine.block_size or gpu_block(spec, wishes.engine.device)
+    asked = wishes.engine.block_size or gpu_block(spec, wishes.attention_on)
     block = block_size(spec, element, asked, wishes.kv_tokens)
     return kv_room(spec, element, block, sequences, step, beside, kept_shapes(spec, wishes))
 

@@ -116,6 +116,7 @@ class Wishes:
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
     rebalance: bool = False
+    prefill_device: str | None = None
     expert_device: str | None = None
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
@@ -163,6 +164,11 @@ class Wishes:
     def experts_on(self) -> str:
         """A device; another kind than the engine's where a cluster file gives each role its own."""
         return self.expert_device or self.engine.device
+
+    @property
+    def attention_on(self) -> frozenset[str]:
+        """Devices; of two kinds where a cluster file gives prefill nodes another than decode nodes."""
+        return frozenset({self.engine.device, self.prefill_device or self.engine.device})
 
     def memory_shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""

@@ -61,7 +61,7 @@ class HostsSite(LocalSite):
 
     def survey(self, flags: UpFlags) -> Survey:
         cluster = read_cluster(self._file)
-        gpus = Gpus() if (cluster.device, cluster.expert_device) == ("cpu", "cpu") else probe_gpus()
+        gpus = Gpus() if all(host.on_cpu for host in cluster.hosts) else probe_gpus()
         flags, assigned = assigned_by(flags, cluster, gpus)
         found = find_asked(flags.run, self.folder)
         check_elsewhere(flags, assigned, found, self.folder)
@@ -179,6 +179,7 @@ def assigned_by(flags: UpFlags, cluster: Cluster, gpus: Gpus) -> tuple[UpFlags, 
             colocated=not cluster.experts,
             micro_batches=str(cluster.micro_batches),
             engine=engine,
+            prefill_device=cluster.prefill_device,
             expert_device=cluster.expert_device,
             batch=cluster.batch,
             hosts=assignment.node_counts(),
@@ -215,7 +216,7 @@ def _in_file(flags: UpFlags) -> dict[str, object]:
 
 def _as_written(cluster: Cluster, flag: str) -> str:
     if flag == "device":
-        return cluster.hardware_of("attention")
+        return cluster.decode_hardware
     return str(getattr(cluster, {"colocated": "experts", "decode": "prefill"}.get(flag, flag)))
 
 

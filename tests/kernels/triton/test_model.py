@@ -12,6 +12,7 @@ from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.triton.backend import TritonBackend
 from tests.engine.local_cluster import LocalCluster
+from tests.engine.phased import Phased
 
 PROMPTS = ((5, 77, 130), (9, 8, 7, 150, 33, 21))
 NEW = 3
@@ -62,13 +63,13 @@ def test_greedy_tokens(device, name, tiny_checkpoint, oracle):
     check(colocated(source, *setup(device)), oracle(name))
 
 
-def colocated(source, config, ops):
+def colocated(source, config, ops, asked=None):
     """The events of a node with all experts."""
     spec = spec_of(source)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(source, held, spec.experts, ops=ops)
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
-    for request in requests():
+    for request in asked or requests():
         node.submit(request)
     events = []
     while node.busy:
@@ -93,3 +94,25 @@ def test_greedy_tokens_over_two_expert_nodes(device, name, devices, tiny_checkpo
     config, ops = setup(device, tensor_parallel=devices if device.type == "cpu" else 1)
     source = ModelSource(str(tiny_checkpoint(name)), name)
     check(LocalCluster.build(source, config, experts=2, ops=ops).run(requests()), oracle(name))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="both backends compute on the CPU here")
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "decodes"), [("qwen3", "auto", 1), ("v3", "int8", 0), ("qwen3-next", "auto", 0)]
+)
+def test_prompts_of_one_backend_are_decoded_by_another(device, name, kv_dtype, decodes, tiny_checkpoint):
+    """Triton's kernels read prompts for native ones, or the other way round: the KV that is handed over is what the
+    decoding node had computed itself, so that the tokens are those of native kernels alone."""
+    source = ModelSource(str(tiny_checkpoint(name)), name)
+    config, triton = setup(device, kv_dtype=kv_dtype)
+    native = open_ops("cpu", 1, "native")
+    kinds = (triton, native) if decodes else (native, triton)
+    world = Phased(LocalCluster.build(source, config, attention=2, ops=kinds, expert_ops=native), 1)
+    (prefill,), (decode,) = world.prefilling, world.decoding
+    asked = GenerationRequest(0, tuple(range(5, 15)), requests()[0].params)
+    world.submit(asked, prefill, decode)
+    world.run()
+    moved = decode.moves.stats()
+    assert (moved.handed, moved.handed_short) == (1, 0), world.lines
+    wanted = colocated(source, config, native, [asked])
+    assert world.said == {0: [token for event in wanted for token in event.token_ids]}
