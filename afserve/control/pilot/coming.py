@@ -19,9 +19,10 @@ _FEW, _MANY, _PART = 50.0, 2000.0, 1 / 6
 
 class ComingDemand:
     def __init__(self, windows: Windows, waits: float = 0.0) -> None:
-        """waits: seconds that a first token may take."""
+        """waits: seconds that a first token may take. `counted` are those over which prompts are counted."""
         self.rate, self.lengths = Forecast(windows), MeanLengths()
         slow = windows.for_waits(waits)
+        self.counted = slow.short
         self._read, self._made = (Forecast(one, self.rate.jumps) for one in (slow, windows))  # tokens
         self._prompts = None if slow == windows else Forecast(slow, self.rate.jumps)  # requests
         self._tpot = 0.0  # the last one that was seen

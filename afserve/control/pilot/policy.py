@@ -37,9 +37,10 @@ _KEPT = 20  # advices and outcomes that are remembered
 @dataclass(frozen=True, slots=True)
 class PilotRules:
     """Seconds, but for a share. `gain`: so large a share of all nodes has to be saved at least. `hold`: for so long a
-    smaller size must have been enough, and larger ones are to last. `again`: between two changes for more, at least.
-    `measured`: from when a change is done until its effect is judged. `cost`: device-seconds that each device costs
-    which comes or goes, once more for each second that the last change took."""
+    smaller size must have been enough, and larger ones are to last. `again`: between two changes for more, at least,
+    and no less than prompts are counted over. `measured`: from when a change is done until its effect is judged.
+    `cost`: device-seconds that each device costs which comes or goes, once more for each second that the last change
+    took."""
 
     windows: Windows = field(default_factory=Windows)
     hold: float = _HOLD
@@ -217,7 +218,8 @@ class Policy:
     def _more(
         self, seen: Observed, soon: Demand, likely: Demand, later: Demand, wanted: TargetTimes
     ) -> Advice | None:
-        if seen.at - self._changed < self.rules.again and not self._coming.rate.jumped:
+        again = max(self.rules.again, self._coming.counted)  # sooner, the same prompts would count twice
+        if seen.at - self._changed < again and not self._coming.rate.jumped:
             return None
         far, new = self._planner.best_effort(later, wanted), self._ahead(likely, later, wanted)
         both = new.at_least(seen.sizes)  # what is there and may be needed again soon stays

@@ -71,6 +71,17 @@ def test_what_was_learnt_is_gone_on_from_and_what_cannot_be_is_refused_as_a_whol
     assert (after.ttft.width, after.tpot.width) == (judge.ttft.width, judge.tpot.width)
 
 
+@pytest.mark.parametrize(("ttft", "apart"), [(1.0, 60), (20.0, 300)])
+def test_pools_grow_no_sooner_again_than_prompts_are_counted_over(ttft, apart):
+    told, rate = Told(wanted=TargetTimes(ttft, 0.05)), 10.0
+    told.play(rate, 1200)
+    while rate < 40:
+        rate *= 1.04
+        told.play(rate, 60)
+    grown = [one.at for one in told.advices if one.new.total > one.old.total]
+    assert apart <= min(b - a for a, b in itertools.pairwise(grown)) < 5 * apart
+
+
 @pytest.mark.slow
 def test_each_pool_follows_its_own_part_of_the_load():
     told = Told(prompt=4000, answer=20)

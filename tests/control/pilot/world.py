@@ -25,10 +25,11 @@ class Told:
     answer: float = 100.0
     step: float = 20.0
     follows: bool = True
+    wanted: TargetTimes = WANTED
 
     def __post_init__(self) -> None:
         self.model = MeasuredModel(RATES if self.sizes.experts else replace(RATES, experts=0.0))
-        self.policy = Policy(Planner(MeasuredModel(), WANTED, self.limits), self.rules)
+        self.policy = Policy(Planner(MeasuredModel(), self.wanted, self.limits), self.rules)
         self.at, self.load = 0.0, PoolLoad()
         self.advices: list[Advice] = []
 
