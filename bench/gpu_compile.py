@@ -1,7 +1,7 @@
 """`python -m bench.gpu_compile ARCH`: every launch compiled for a chip that need not be here; one JSON line per kernel.
 
 python -m bench.gpu_compile 90                       all groups, one after another, in this process
-python -m bench.gpu_compile 100 --only mla           of one group
+python -m bench.gpu_compile 100 --only mla-64        of one group
 python -m bench.gpu_compile here --jobs 16           for the GPU that is here, a process for each group; Triton's cache
                                                      keeps what was compiled, so that nothing after it waits
 

@@ -125,10 +125,10 @@ class Warm:
                 self._process.wait(1.0)
                 self.close()
 
-    def said(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def said(self, *words: str, seconds: float = SECONDS) -> "subprocess.CompletedProcess[str]":
         """The same to its end, with what it printed."""
         with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-            code = self.run(words, output, errors).wait(SECONDS)
+            code = self.run(words, output, errors).wait(seconds)
             for file in (output, errors):
                 file.seek(0)
             return subprocess.CompletedProcess(words, code, output.read(), errors.read())

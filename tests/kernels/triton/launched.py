@@ -1,6 +1,6 @@
 """Whether kept launches are those that Triton would make; prints one JSON object, compiles nothing.
 
-`python tests/kernels/triton/launched.py`: each of many random launches is made twice, prepared, and by Triton itself.
+`python -m tests.kernels.triton.launched`: each of many random launches is made twice, prepared, and by Triton itself.
 In a process of its own, as `variants.py`.
 """
 

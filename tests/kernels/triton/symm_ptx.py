@@ -1,6 +1,6 @@
 """What the compiler makes of the kernels of `symm` for a chip that need not be here; prints one JSON object.
 
-`python tests/kernels/triton/symm_ptx.py 90`: by kernel its variants over what serving launches, and every instruction
+`python -m tests.kernels.triton.symm_ptx 90`: by kernel its variants over what serving launches, and every instruction
 of PTX that orders memory or is atomic. A process of its own because the tests beside it interpret the same kernels.
 """
 

@@ -1,10 +1,6 @@
 """The protocol of M2N between GPUs, by nodes that take turns, and in the interpreter by processes that do not."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +15,7 @@ from afserve.errors import PeerLost
 from afserve.kernels.reference import Reference
 from tests.comm.begun import FORKED, import_also
 from tests.kernels.triton.symm_nodes import CUDA, DEVICE, Domain, compute, serve
+from tests.warm.interpreter import WARM
 
 SHORT = Patience(50_000_000) if CUDA else Patience(50, timed=False)
 STAMP = torch.tensor([1, 7], dtype=torch.int32, device=DEVICE)
@@ -235,9 +232,7 @@ def test_numbers_of_both_directions_wrap():
 
 def test_flags_order_memory_as_they_say_and_are_compiled_once():
     """A peer's memory is written by plain stores, released at system scope: PCIe has no atomics between GPUs."""
-    command = [sys.executable, str(Path(__file__).parent / "symm_ptx.py"), "90"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = WARM.said("tests.kernels.triton.symm_ptx", "90", seconds=280.0)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     for name in ("raise_flag", "signal_boxes"):

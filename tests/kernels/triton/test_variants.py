@@ -1,14 +1,11 @@
 """Batch sizes of one class share their kernels: a variant that serving meets late is compiled while users wait."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+from tests.warm.interpreter import WARM
+
 MOST = {  # by what they are for: dtypes, with and without parts to join, one chunk of pairs or several
     "_attend_latent": 2, "_decode": 2, "_join": 2, "_gate_up": 2, "_down": 2, "_place_chunk": 2, "_rms_norm": 2,
 }  # fmt: skip
@@ -16,10 +13,7 @@ MOST = {  # by what they are for: dtypes, with and without parts to join, one ch
 
 @pytest.mark.process
 def test_a_kernel_is_compiled_once_for_all_batch_sizes():
-    command = [sys.executable, str(HERE / "variants.py")]
-    root = str(HERE.parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = WARM.said("tests.kernels.triton.variants")
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
     assert len(counts) >= 15
@@ -29,9 +23,7 @@ def test_a_kernel_is_compiled_once_for_all_batch_sizes():
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["v3", "qwen3"])
 def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkpoint):
-    command = [sys.executable, str(HERE / "warmed.py"), str(tiny_checkpoint(name))]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = WARM.said("tests.kernels.triton.warmed", str(tiny_checkpoint(name)))
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["late"] == [] and found["compiled"] > 12 and found["steps"] <= 8
@@ -39,9 +31,7 @@ def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkp
 
 @pytest.mark.process
 def test_kept_launches_are_those_that_triton_would_make():
-    command = [sys.executable, str(HERE / "launched.py")]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = WARM.said("tests.kernels.triton.launched")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["differ"] == []

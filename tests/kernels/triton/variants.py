@@ -1,6 +1,6 @@
 """How many variants of each kernel a range of batch sizes would compile; prints one JSON object, compiles nothing.
 
-`python tests/kernels/triton/variants.py`: every variant past the first is a pause of a second or more while serving. It
+`python -m tests.kernels.triton.variants`: every variant past the first is a pause of a second or more while serving. It
 runs in its own process because the tests beside it interpret the same kernels.
 """
 

@@ -1,6 +1,6 @@
 """How many kernels serving would compile that were not compiled before a node was ready; prints one JSON object.
 
-`python tests/kernels/triton/warmed.py FOLDER`: of the model there, compiles nothing. In a process of its own, as
+`python -m tests.kernels.triton.warmed FOLDER`: of the model there, compiles nothing. In a process of its own, as
 `variants.py`.
 """
 
