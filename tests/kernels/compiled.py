@@ -23,7 +23,9 @@ HEADERS = (
     "stdexcept",
 )
 HEADERS += ("string", "thread", "vector", "immintrin.h")
-APART = "isa_sve.cpp"  # GCC reads `arm_sve.h` before all other headers, or not at all
+# Without those: GCC reads `arm_sve.h` before all other headers, or not at all, and where loops are optimised, what was
+# read without optimising is of no use.
+APART = ("isa_sve.cpp", "isa_neon.cpp", "isa_neonbf16.cpp")
 
 
 def needs_python(source: Path) -> bool:
@@ -40,19 +42,23 @@ def digest(compiler: str, words: Iterable[str], own: Iterable[Path]) -> str:
     return xxhash.xxh64_hexdigest(b"".join((version, " ".join(words).encode(), *content)))
 
 
-def compile_program(compiler: str, flags: Sequence[str], files: Iterable[Path], program: Path) -> str:
-    """What the compiler says where it cannot, nothing where `program` is there."""
-    command = [compiler, *flags, f"-I{NATIVE}"]
+def compile_program(
+    compiler: str, flags: Sequence[str], files: Sequence[Path], program: Path, loops: str = "-O0"
+) -> str:
+    """What the compiler says where it cannot, nothing where `program` is there. `loops`: how far those of Arm's sets
+    are optimised; nothing else is."""
+    command = [compiler, *flags, "-O0", f"-I{NATIVE}"]
     with tempfile.TemporaryDirectory(dir=program.parent) as folder:
-        headers, apart, made = (Path(folder) / name for name in ("headers.h", "apart.o", "made"))
+        headers, made = Path(folder) / "headers.h", Path(folder) / "made"
         headers.write_text(
             "".join(f"#if __has_include(<{name}>)\n#include <{name}>\n#endif\n" for name in HEADERS)
         )
-        together = [str(file) for file in files if file.name != APART]
+        apart = {str(file): f"{folder}/{file.stem}.o" for file in files if file.name in APART}
+        together = [str(file) for file in files if file.name not in APART]
         for words in (
             ["-x", "c++-header", str(headers), "-o", f"{headers}.gch"],
-            ["-c", str(NATIVE / APART), "-o", str(apart)],
-            ["-include", str(headers), *together, str(apart), "-o", str(made)],
+            *([loops, "-c", file, "-o", made_of] for file, made_of in apart.items()),
+            ["-include", str(headers), *together, *apart.values(), "-o", str(made)],
         ):
             said = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
             if said.returncode:

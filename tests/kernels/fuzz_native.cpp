@@ -583,14 +583,14 @@ void every(Engine& engine, bool behind_pages) {
   gated_delta(engine);
 }
 
-// The same with a guest, whose core comes and goes and is then another one; last there is none.
-void with_guests(Engine& engine, int rounds) {
-  for (int i = 0; i < 2; i++) {
+// The same with guests, whose cores come and go, one behind another; last there is none.
+void with_guests(Engine& engine, int guests, int rounds) {
+  for (int i = guests; i > 0; i--) {
     Lender lender;
     engine.borrow(lender.core(), nullptr);
     for (int j = 0; j < rounds; j++) {
       lender.ring();
-      every(engine, i);
+      every(engine, i % 2);
     }
     engine.borrow(LentCore(), nullptr);
   }
@@ -608,7 +608,7 @@ int main(int count, char** arguments) {
       for (int i = 0; i < rounds; i++) every(engine, i % 2);
       long_rows<float>(engine);
       long_rows<bf16>(engine);
-      with_guests(engine, (rounds + 3) / 4);
+      with_guests(engine, std::min(rounds, 2), (rounds + 3) / 4);
       borrowed += long(engine.pool.borrowed());
     }
     printf("%s: ", name);

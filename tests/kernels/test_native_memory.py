@@ -12,7 +12,7 @@ from afserve.kernels.isa import isas_here
 from tests.kernels.compiled import NATIVE, compile_program, digest, needs_python
 
 FUZZ = Path(__file__).with_name("fuzz_native.cpp")
-FLAGS = ["-std=c++17", "-O0", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
+FLAGS = ["-std=c++17", "-fno-omit-frame-pointer", "-ffp-contract=fast"]
 FLAGS += ["-fno-sanitize-recover=all", "-Wno-psabi", "-w", "-pthread"]
 # By day what is found has the names of functions; by night lines, too. It takes three times as long to compile.
 BY_DAY, BY_NIGHT = ["-fsanitize=address"], ["-fsanitize=address,undefined", "-g1"]

@@ -65,7 +65,7 @@ def test_an_expert_loses_its_rows_only(ops, value, int8):
     nonfinite.check_experts(ops, lambda up, down: pack_experts(ops, up, down, int8), torch.bfloat16, value)
 
 
-@with_values
+@with_a_value
 def test_an_expert_in_fp8_blocks_loses_its_rows_only(ops, fp8, value):
     nonfinite.check_experts(ops, lambda up, down: nonfinite.pack_fp8(ops, up, down), torch.bfloat16, value)
 
