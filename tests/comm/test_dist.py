@@ -2,12 +2,9 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,8 +31,6 @@ if "dist" in connect.kinds():
 
 pytestmark = pytest.mark.skipif("dist" not in connect.kinds(), reason="this PyTorch has no gloo")
 BOX = Box(0, 0, 0)
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def echo(pipe, host="127.0.0.1"):
@@ -323,71 +318,6 @@ def test_a_mailbox_elsewhere_keeps_only_its_header_in_host_memory():
     parcel = inbox.stage(Header(Kind.DISPATCH, 3, 1, 0, 2, LAYOUT.dispatch_wire))
     assert parcel.x_RH.shape == (2, LAYOUT.hidden) and parcel.x_RH.device.type == "meta"
     assert inbox.staged_bytes == inbox.frame.payload(2)
-
-
-HOST = """
-import sys
-from multiprocessing import Pipe
-sys.path.insert(0, sys.argv[1])
-from afserve.comm.transports import connect
-from tests.comm.begun import FORKED
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.transport import Box
-from afserve.errors import PeerLost
-box = Box(0, 0, 0)
-if sys.argv[2] == "expert":
-    end, address = connect.listen("dist", expert=0, attention_nodes=1, layout=LAYOUT, host=sys.argv[3])
-    print(address, flush=True)
-    for _ in range(20):
-        answer(end, box, arrive(end, box).header, 9)
-else:
-    end = connect.connect([sys.argv[3]], attention=0, layout=LAYOUT, timeout=20.0)
-    for turn in range(20):
-        send(end, box, turn, 4)
-        assert (arrive(end, box).x_RH == content(9, 4, LAYOUT.hidden)).all()
-    print("done", flush=True)
-end.close()
-"""
-
-
-@pytest.fixture
-def two_hosts():
-    """Two network namespaces joined by a virtual cable; skips where that is not allowed."""
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and ip(8)")
-    names = [f"afs{os.getpid() % 10000}{side}" for side in "ab"]
-    steps = [f"ip netns add {name}" for name in names]
-    steps.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
-    for number, name in enumerate(names, 1):
-        inside = f"ip -n {name}"
-        steps += [f"{inside} addr add 10.213.7.{number}/24 dev v{name}", f"{inside} link set v{name} up"]
-        steps.append(f"{inside} link set lo up")
-    made = all(
-        subprocess.run(step.split(), capture_output=True, check=False).returncode == 0 for step in steps
-    )
-    if made:
-        yield names
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    if not made:
-        pytest.skip("network namespaces cannot be made here")
-
-
-@pytest.mark.process
-def test_two_network_namespaces(two_hosts):
-    def run(host, *args):
-        command = ["ip", "netns", "exec", two_hosts[host], sys.executable, "-c", HOST, str(ROOT), *args]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-
-    with run(0, "expert", "10.213.7.1") as expert:
-        address = expert.stdout.readline().strip()
-        assert address.startswith("dist:10.213.7.1:")
-        with run(1, "attention", address) as attention:
-            assert attention.stdout.readline().strip() == "done"
-        assert attention.returncode == 0
-    assert expert.returncode == 0
 
 
 def test_a_device_waits_for_payloads_inside_the_queue_that_it_was_given():

@@ -1,15 +1,10 @@
 """Plain TCP between processes and hosts: who is gone or disagrees is named; any bytes from the wire are survived."""
 
-import os
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
@@ -27,8 +22,6 @@ from tests.comm.conformance import LAYOUT, PATIENCE, answer, arrive, content, se
 from tests.open_files import open_files
 
 BOX = Box(0, 0, 0)
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def open_pair(layout=LAYOUT):
@@ -257,68 +250,3 @@ def test_half_a_message_is_nothing():
         bad.sendall(b"\0" * (HEADER_BYTES - 1))
         assert end.wait(end.boxes(), 0.05) == []
     end.close()
-
-
-HOST = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from afserve.comm.transports import connect
-from tests.comm.begun import FORKED
-from tests.comm.conformance import LAYOUT, answer, arrive, content, send
-from afserve.comm.transport import Box
-box = Box(0, 0, 0)
-if sys.argv[2] == "expert":
-    end, address = connect.listen("tcp", expert=0, attention_nodes=1, layout=LAYOUT, host=sys.argv[3])
-    print(address, flush=True)
-    for _ in range(20):
-        answer(end, box, arrive(end, box).header, 9)
-    sys.stdin.read()
-else:
-    end = connect.connect([sys.argv[3]], attention=0, layout=LAYOUT, timeout=20.0)
-    for turn in range(20):
-        send(end, box, turn, 4)
-        assert (arrive(end, box).x_RH == content(9, 4, LAYOUT.hidden)).all()
-    print("done", flush=True)
-end.close()
-"""
-
-
-@pytest.fixture
-def two_hosts():
-    """Two network namespaces joined by a virtual cable; skips where that is not allowed."""
-    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and ip(8)")
-    names = [f"aft{os.getpid() % 10000}{side}" for side in "ab"]
-    steps = [f"ip netns add {name}" for name in names]
-    steps.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
-    for number, name in enumerate(names, 1):
-        steps.append(f"ip -n {name} addr add 10.214.7.{number}/24 dev v{name}")
-        steps += [f"ip -n {name} link set v{name} up", f"ip -n {name} link set lo up"]
-    made = all(
-        subprocess.run(step.split(), capture_output=True, check=False).returncode == 0 for step in steps
-    )
-    if made:
-        yield names
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    if not made:
-        pytest.skip("network namespaces cannot be made here")
-
-
-@pytest.mark.process
-def test_two_network_namespaces(two_hosts):
-    def run(host, *args):
-        command = ["ip", "netns", "exec", two_hosts[host], sys.executable, "-c", HOST, str(ROOT), *args]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, stdout=pipe, stdin=pipe, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-
-    with run(0, "expert", "10.214.7.1") as expert:
-        address = expert.stdout.readline().strip()
-        assert address.startswith("tcp:10.214.7.1:")
-        with run(1, "attention", address) as attention:
-            assert attention.stdout.readline().strip() == "done"
-        expert.stdin.close()
-    assert attention.returncode == 0
-    assert expert.returncode == 0

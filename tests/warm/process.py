@@ -87,7 +87,7 @@ def _obey(
             os.dup2(descriptor, standard)
         os.chdir(folder)
         if network and os.stat(network).st_ino != os.stat(OWN_NETWORK).st_ino:
-            _move_to(network)
+            move_to(network)
         more = passed[_STANDARD:]
         live(lambda: _run(words, more, address, warm), environment, keep=more)
     if pid is not None:
@@ -98,7 +98,8 @@ def _obey(
     return pid
 
 
-def _move_to(network: str) -> None:
+def move_to(network: str) -> None:
+    """This thread, and what it starts from now on, is in the network of a namespace's file."""
     with open(network, "rb") as namespace:
         moved = ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0)
     assert moved == 0, os.strerror(ctypes.get_errno())
