@@ -95,7 +95,14 @@ class Experts:
     def set_bias(self, slot: int, gate_up: int, down: int) -> None: ...
     def pack_int4(self, slot: int, gate_up: int, gate_up_scale: int, down: int, down_scale: int) -> None: ...
     def pack(
-        self, slot: int, gate_up: int, gate_up_stride: int, down: int, down_stride: int, dtype: int
+        self,
+        slot: int,
+        gate_up: int,
+        gate_up_stride: int,
+        down: int,
+        down_stride: int,
+        dtype: int,
+        up: int = 0,
     ) -> None: ...
     @property
     def bytes(self) -> int: ...

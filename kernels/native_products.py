@@ -116,10 +116,24 @@ class NativeProducts(Reference):
             blocks = [quantised_blocks(weight) for weight in (*gate_up_JH.chunk(2), down_HI)]
             self.set_expert_fp8(experts, slot, *blocks)
             return
-        up, down = matrix(gate_up_JH.to(experts.dtype)), matrix(down_HI.to(experts.dtype))
-        code = CODES[experts.dtype]
-        experts.handle.pack(slot, up.data_ptr(), up.stride(0), down.data_ptr(), down.stride(0), code)
+        self.set_half(experts, slot, [gate_up_JH], down_HI)
         set_biases(experts.handle, slot, biases)
+
+    def set_half(
+        self, experts: PackedExperts, slot: int, gate_up: Sequence[Tensor], down_HI: Tensor | None
+    ) -> None:
+        if not isinstance(experts.handle, _native.Experts):
+            self._plain.set_half(experts, slot, gate_up, down_HI)
+            return
+        held = [matrix(part.to(experts.dtype)) for part in gate_up]
+        if len(held) > 1 and len({part.stride(0) for part in held}) > 1:
+            held = [torch.cat(held)]
+        first, second = (*held, None, None)[:2]
+        down = None if down_HI is None else matrix(down_HI.to(experts.dtype))
+        strides = [0 if part is None else part.stride(0) for part in (first, down)]
+        experts.handle.pack(
+            slot, address(first), strides[0], address(down), strides[1], CODES[experts.dtype], address(second)
+        )
 
     def empty_experts_int4(self, shape: ExpertShape, groups: Groups) -> PackedExperts:
         if shape.dtype not in CODES:

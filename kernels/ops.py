@@ -59,6 +59,7 @@ class Ops:
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
         self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
+        self.set_half = packing.set_half
         parts = DeviceParts(backend)
         self.gqa_part, self.mla_part, self.mlp_part = parts.gqa_part, parts.mla_part, parts.mlp_part
         self.add_parts, self.join_half = parts.add_parts, parts.join_half

@@ -3,6 +3,8 @@
 It knows no op. Shapes: E experts, J = 2 I, I inner size, H hidden, O/I outputs/inputs, A heads.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -102,6 +104,22 @@ class Packing:
             raise ValueError("experts: slots of four-bit floats are filled by set_expert_int4")
         gate_up, down = (quantised_groups(weight, experts.int4.size) for weight in (gate_up_JH, down_HI))
         self._backend.set_expert_int4(experts, slot, gate_up, down, biases)
+
+    def set_half(
+        self, experts: PackedExperts, slot: int, gate_up: Sequence[Tensor] = (), down_HI: Tensor | None = None
+    ) -> None:
+        """A half of `set_expert` or both, of slots without biases that keep numbers or int8: gate over up, in one
+        tensor or in two, and down. On CPUs only."""
+        if experts.bias or experts.fp8 or experts.int4 is not None or experts.ggml is not None:
+            raise ValueError(
+                "experts: slots with biases, or of other forms than numbers and int8, are set whole"
+            )
+        expect_slot(slot, experts)
+        for part in gate_up:
+            expect_shape("gate_up", part, (experts.joined // len(gate_up), experts.hidden))
+        if down_HI is not None:
+            expect_shape("down_HI", down_HI, (experts.hidden, experts.inner))
+        self._backend.set_half(experts, slot, gate_up, down_HI)
 
     def set_expert_int4(
         self,

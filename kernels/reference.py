@@ -113,12 +113,22 @@ class Reference:
         down_HI: Tensor,
         biases: Biases | None = None,
     ) -> None:
-        assert experts.gate_up_EJH is not None and experts.down_EHI is not None
-        experts.gate_up_EJH[experts.place_of(slot)] = int8_rounded(gate_up_JH) if experts.int8 else gate_up_JH
-        experts.down_EHI[experts.place_of(slot)] = int8_rounded(down_HI) if experts.int8 else down_HI
+        Reference.set_half(self, experts, slot, [gate_up_JH], down_HI)
         if experts.gate_up_bias_EJ is not None and experts.down_bias_EH is not None:
             assert biases is not None, "checked at the door"
             experts.gate_up_bias_EJ[slot], experts.down_bias_EH[slot] = biases
+
+    def set_half(
+        self, experts: PackedExperts, slot: int, gate_up: Sequence[Tensor], down_HI: Tensor | None
+    ) -> None:
+        for all_E, half in (
+            (experts.gate_up_EJH, gate_up),
+            (experts.down_EHI, [] if down_HI is None else [down_HI]),
+        ):
+            assert all_E is not None
+            if half:
+                whole = torch.cat(list(half))
+                all_E[experts.place_of(slot)] = int8_rounded(whole) if experts.int8 else whole
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         raise ConfigError(f"experts: the {self.name} backend keeps no FP8 weights; load them de-quantised")

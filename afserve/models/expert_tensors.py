@@ -4,6 +4,7 @@ It reads and turns; it keeps nothing. Shapes: E experts, H hidden or the width o
 or I without gates.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from afserve.kernels.grouped import Grouped
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import projections_of
+
+ExpertPlace = tuple[ModelSpec, TensorSource, Naming, int, int]
+"""Whose tensors, their source, what they are called, the decoder layer, the expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,27 @@ class ExpertRows:
     gate_up: GgmlRows
     down: GgmlRows
     biases: tuple[Tensor, Tensor] | None = None
+
+
+def parts_of(
+    spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int
+) -> tuple[tuple[str, ...], int | None]:
+    """Names of an expert's matrices, and the row of each that is this expert's where they are of all experts."""
+    stacked = _stacked(source, naming, layer, expert)
+    if stacked is None:
+        return _names(spec, naming, layer, expert), None
+    names = (stacked.gate_up, stacked.up, stacked.down) if not stacked.flat else ()
+    return tuple(naming.in_moe(layer, name) for name in names if name), expert
+
+
+def read_halves(
+    spec: ModelSpec, source: TensorSource, naming: Naming, layer: int, expert: int, dtype: torch.dtype
+) -> Iterator[list[Tensor]]:
+    """`read_expert` of one with tensors of its own and without biases: gate and up, or up alone, and then down."""
+    hidden, inner = spec.expert_width, spec.moe.inner
+    *first, down = _names(spec, naming, layer, expert)
+    yield [source.tensor(name, (inner, hidden), dtype) for name in first]
+    yield [source.tensor(down, (hidden, inner), dtype)]
 
 
 def read_expert(

@@ -7,7 +7,7 @@ H hidden, J = 2 I inner.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -20,7 +20,14 @@ from afserve.families.pattern.naming import Naming
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import ExpertShape, Gating, PackedExperts
 from afserve.kernels.stack import LayeredExperts
-from afserve.models.expert_tensors import read_codes, read_expert, read_rows
+from afserve.models.expert_tensors import (
+    ExpertPlace,
+    parts_of,
+    read_codes,
+    read_expert,
+    read_halves,
+    read_rows,
+)
 from afserve.models.keeping import Keeping, KeptFormat
 from afserve.models.rounding import RoundingError
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
@@ -137,8 +144,33 @@ class ExpertBank(Bank):
     def fill(self, layer: int, slot: int, expert: int, *, again: bool = False) -> None:
         """Read one expert and pack it into a slot that nobody uses. `again`: its rounding is counted already."""
         self.check_slot(layer, slot)
-        kept = self._kept[layer]
         where = self._spec, self._source, self._naming, self._spec.moe_layer_ids[layer], expert
+        names, row = parts_of(*where)
+        with self._source.together(names, row):
+            if row is None and self._by_halves(layer):
+                self._fill_halves(layer, slot, read_halves(*where, self._dtype), again)
+            else:
+                self._fill_whole(layer, slot, expert, where, again)
+
+    def _by_halves(self, layer: int) -> bool:
+        kept = self._kept[layer]
+        whole = kept.fp8 or kept.int4 is not None or kept.ggml is not None or self._spec.moe.expert_bias
+        return not whole and self._ops.device.type == "cpu"
+
+    def _fill_halves(self, layer: int, slot: int, halves: Iterator[list[Tensor]], again: bool) -> None:
+        """Gate and up are packed while down is read."""
+        for number, parts in enumerate(halves):
+            for part in parts:
+                self._look_at(layer, part, again)
+            half = (parts, None) if number == 0 else ((), parts[0])
+            self._ops.set_half(self._layers[layer], slot, *half)
+
+    def _look_at(self, layer: int, weight_OI: Tensor, again: bool) -> None:
+        if self._kept[layer].rounds and self._error is not None and not again:
+            self._error.look_at(weight_OI)
+
+    def _fill_whole(self, layer: int, slot: int, expert: int, where: ExpertPlace, again: bool) -> None:
+        kept = self._kept[layer]
         if kept.ggml is not None and self._ops.ggml is not None:
             rows = read_rows(*where, self._dtype)
             self._ops.ggml.set_expert(self._layers[layer], slot, rows.gate_up, rows.down, rows.biases)
@@ -151,9 +183,8 @@ class ExpertBank(Bank):
             self._ops.set_expert_int4(self._layers[layer], slot, codes.gate_up, codes.down, *biases)
             return
         read = read_expert(*where, self._dtype)
-        if kept.rounds and self._error is not None and not again:
-            self._error.look_at(read.gate_up_JH)
-            self._error.look_at(read.down_HI)
+        for weight_OI in (read.gate_up_JH, read.down_HI):
+            self._look_at(layer, weight_OI, again)
         self._ops.set_expert(
             self._layers[layer], slot, read.gate_up_JH, read.down_HI, read.gate_up_bias_J, read.down_bias_H
         )

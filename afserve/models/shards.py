@@ -7,10 +7,11 @@ What the tensors are for is not known here.
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def read_index(folder: Path) -> Mapping[str, str] | None:
                 f"{index}: weight_map sends {shown(name)} to {shown(file)}, which is not a plain file name"
             )
     return weight_map
+
+
+def located(folder: Path, names: Callable[[str], Collection[str]]) -> Mapping[str, str]:
+    """Tensor name -> file name, from the index or from the one file, whose `names` are asked for. Raises
+    CheckpointError."""
+    listed = read_index(folder)
+    if listed is not None:
+        return listed
+    if not (folder / SINGLE).is_file():
+        others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
+        hint = f"; {others[0]} is not read, because afserve loads safetensors only" if others else ""
+        raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}{hint}")
+    return dict.fromkeys(names(SINGLE), SINGLE)
 
 
 def stored_names(folder: Path) -> Collection[str]:
@@ -195,22 +209,33 @@ class ShardFile:
         if done < count:
             raise self._broken(f"it ends at byte {offset + done:,}, {offset + count:,} are needed")
 
-    def read_around(self, pages: memoryview, begin: int, end: int, readers: Executor | None) -> int:
-        """As `read`, into memory that begins at a page and is two pages longer than what is asked for: where in it that
-        begins. Past the page cache whole pages are read, in pieces by `readers`."""
-        if self._past is None or readers is None:
-            self.read_into(pages[: end - begin], begin)
-            return 0
+    def read_around(
+        self, pages: memoryview, begin: int, end: int, readers: Executor | None
+    ) -> Callable[[], int]:
+        """As `read`, into memory that begins at a page and is two pages longer than what is asked for: what waits for
+        it, and says where in it that begins. Past the page cache `readers` begin at once, in pieces of whole pages."""
+        past = self._past
+        if past is None or readers is None:
+            return partial(self._read_at_once, pages[: end - begin], begin)
         ahead = begin % PAGE
         first, size = begin - ahead, -(-(end - begin + ahead) // PAGE) * PAGE
         starts = range(0, size, _PIECE)
-        with self._told():
-            ends = [pages[at : min(at + _PIECE, size)] for at in starts]
-            done = sum(readers.map(self._past.read_into, ends, [first + at for at in starts]))
-            if not self._past.direct:
-                os.posix_fadvise(self._descriptor, first, size, os.POSIX_FADV_DONTNEED)
-        self._check_all(done - ahead, end - begin, begin)
-        return ahead
+        ends = [pages[at : min(at + _PIECE, size)] for at in starts]
+        counts = readers.map(past.read_into, ends, [first + at for at in starts])
+
+        def wait() -> int:
+            with self._told():
+                done = sum(counts)
+                if not past.direct:
+                    os.posix_fadvise(self._descriptor, first, size, os.POSIX_FADV_DONTNEED)
+            self._check_all(done - ahead, end - begin, begin)
+            return ahead
+
+        return wait
+
+    def _read_at_once(self, buffer: memoryview, begin: int) -> int:
+        self.read_into(buffer, begin)
+        return 0
 
     @property
     def changed_on_disk(self) -> bool:

@@ -9,8 +9,9 @@ business.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -37,6 +38,9 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 
+Extent = tuple[int, int]  # bytes of a file
+Begun = Callable[[], Tensor]  # waits for what is being read
+
 
 class TensorFiles:
     """Several threads may read at once. Each call raises CheckpointError for what cannot be read."""
@@ -61,6 +65,26 @@ class TensorFiles:
         stored = shard.found(name)
         return self._read(shard, stored, stored.begin, stored.end, stored.shape)
 
+    @contextmanager
+    def together(self, asked: Sequence[tuple[str, str, int | None]]) -> Iterator[None]:
+        """`tensor` of file and name, or `rows` of one row, will be called for each within: where reads go past the page
+        cache, all have begun. What nobody calls for is dropped."""
+        begun: list[tuple[_Shard, Extent, Begun]] = []
+        try:
+            for file, name, row in asked if self._pieces is not None else ():
+                shard = self._shard(file)
+                stored = shard.found(name)
+                if row is not None and not row < next(iter(stored.shape), 0):
+                    continue  # whoever asks for it is told
+                extent = (stored.begin, stored.end) if row is None else _extent(stored, row, 1)
+                wait = shard.begun[extent] = shard.reading(stored, *extent)
+                begun.append((shard, extent, wait))
+            yield
+        finally:
+            for shard, extent, wait in begun:
+                if shard.begun.get(extent) is wait:
+                    del shard.begun[extent]
+
     def shape(self, file: str, name: str) -> tuple[int, ...]:
         return self._shard(file).found(name).shape
 
@@ -72,10 +96,8 @@ class TensorFiles:
         """A part of the first dimension; of the rest nothing is read."""
         shard = self._shard(file)
         stored = shard.found(name)
-        assert 0 <= first <= first + count <= stored.shape[0], f"{name}: rows {first} to {first + count}"
-        size = (stored.end - stored.begin) // max(1, stored.shape[0])
-        begin = stored.begin + first * size
-        return self._read(shard, stored, begin, begin + count * size, (count, *stored.shape[1:]))
+        begin, end = _extent(stored, first, count)
+        return self._read(shard, stored, begin, end, (count, *stored.shape[1:]))
 
     def picked(self, file: str, name: str, numbers: Sequence[int]) -> Tensor:
         """Those rows of the first dimension, through the page cache; all are asked of the disk before any is waited
@@ -126,8 +148,9 @@ class _Shard:
     """One open file and its header; it is closed with the last reference."""
 
     def __init__(self, path: Path, pieces: ThreadPoolExecutor | None) -> None:
-        """`pieces` read past the page cache."""
+        """`pieces` read past the page cache. `begun`: reads that somebody will call for."""
         self.file, self._pieces = ShardFile(path), pieces
+        self.begun: dict[Extent, Begun] = {}
         self.file.open(past_cache=pieces is not None)
         weakref.finalize(self, self.file.close)
         self.stored: dict[str, StoredTensor] = {row.name: row for row in self.file.tensors()}
@@ -156,22 +179,40 @@ class _Shard:
             raise CheckpointError(f"{error.message} ({stored.name})") from error
         return room_IB.view(dtype).view(len(numbers), *stored.shape[1:])
 
+    def reading(self, stored: StoredTensor, begin: int, end: int) -> "Begun":
+        """Its bytes, which are waited for by a call."""
+        room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
+        first = -room_B.data_ptr() % PAGE
+        wait = self.file.read_around(room_B[first:].numpy().data, begin, end, self._pieces)
+
+        def bytes_of() -> Tensor:
+            try:
+                ahead = wait()
+                self.file.check_unchanged()
+            except CheckpointError as error:
+                raise CheckpointError(f"{error.message} ({stored.name})") from error
+            return room_B[first + ahead : first + ahead + end - begin]
+
+        return bytes_of
+
     def read(self, stored: StoredTensor, begin: int, end: int, shape: tuple[int, ...]) -> Tensor:
         packed = PACKED.get(stored.dtype)
         if packed is not None:
             shape = (*shape[:-1], packed.row_bytes(shape[-1]))
         dtype = torch.uint8 if packed else self._dtype(stored)
-        room_B = torch.empty(end - begin + 2 * PAGE, dtype=torch.uint8)
-        first = -room_B.data_ptr() % PAGE
-        try:
-            ahead = self.file.read_around(room_B[first:].numpy().data, begin, end, self._pieces)
-            self.file.check_unchanged()
-        except CheckpointError as error:
-            raise CheckpointError(f"{error.message} ({stored.name})") from error
-        bytes_B = room_B[first + ahead : first + ahead + end - begin]
+        begun = self.begun.pop((begin, end), None) or self.reading(stored, begin, end)
+        bytes_B = begun()
         if bytes_B.storage_offset() % dtype.itemsize:
             bytes_B = bytes_B.clone()
         return bytes_B.view(dtype).view(shape)
+
+
+def _extent(stored: StoredTensor, first: int, count: int) -> Extent:
+    """Of some rows of it in its file."""
+    rows = stored.shape[0]
+    assert 0 <= first <= first + count <= rows, f"{stored.name}: rows {first} to {first + count}"
+    size = (stored.end - stored.begin) // max(1, rows)
+    return stored.begin + first * size, stored.begin + (first + count) * size
 
 
 def _state(path: Path) -> object:

@@ -8,7 +8,8 @@ is stored in fewer bits, or as those blocks or codes where the caller can multip
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +24,7 @@ from afserve.kernels.formats.scaled import FP8, GROUP, BlockScaled
 from afserve.kernels.grouped import Grouped, groups_of
 from afserve.models.identity import DUMMY_SCALE
 from afserve.models.quantised import QuantisedWeights
-from afserve.models.shards import INDEX, SINGLE, read_index
+from afserve.models.shards import SINGLE, located
 from afserve.models.tensor_files import TensorFiles
 from afserve.quantization import Quantization
 
@@ -66,6 +67,10 @@ class TensorSource(WholeTensors, Protocol):
     def picked(self, name: str, shape: tuple[int, ...], numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Those rows of the tensor `name` of `shape`, one or more; the others are not read."""
         return torch.cat([self.rows(name, shape, number, 1, dtype) for number in numbers])
+
+    def together(self, names: Sequence[str], row: int | None = None) -> AbstractContextManager[None]:
+        """Within it those tensors, or this row of each, are asked for: a disk reads all from the beginning."""
+        return nullcontext()
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
         """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
@@ -130,7 +135,7 @@ class Checkpoint(StoredTensors):
         """`coverage`: which weights config.json says are quantised."""
         super().__init__(Path(folder), device, past_cache)
         self._fp8_block, self._coverage = fp8_block, coverage
-        self._file_of = _locate(self.folder, self._files)
+        self._file_of = located(self.folder, self._files.names)
         self._quantised = QuantisedWeights(quantization, self._raw, self.has_tensor, self._where, self._part)
 
     @property
@@ -161,6 +166,9 @@ class Checkpoint(StoredTensors):
         if self._quantised.holds(name):
             return self._quantised.rows(name, shape, first, count).to(self._device, dtype)
         return self._plain(name, self._part(name, shape, first, count), dtype, stacked=True)
+
+    def together(self, names: Sequence[str], row: int | None = None) -> AbstractContextManager[None]:
+        return self._files.together([(self._file_of[n], n, row) for n in names if n in self._file_of])
 
     def picked(self, name: str, shape: tuple[int, ...], numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self._plain(name, self._files.picked(self._file(name, shape), name, numbers), dtype, True)
@@ -331,15 +339,3 @@ class DummyCheckpoint(TensorSource):
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-
-
-def _locate(folder: Path, files: TensorFiles) -> Mapping[str, str]:
-    """Tensor name -> file, from the index or from the one file."""
-    listed = read_index(folder)
-    if listed is not None:
-        return listed
-    if not (folder / SINGLE).is_file():
-        others = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
-        hint = f"; {others[0]} is not read, because afserve loads safetensors only" if others else ""
-        raise CheckpointError(f"{folder}: no {SINGLE} and no {INDEX}{hint}")
-    return dict.fromkeys(files.names(SINGLE), SINGLE)

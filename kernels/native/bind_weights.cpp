@@ -131,10 +131,12 @@ void bind_weights(py::module_& m) {
            })
       .def("pack",
            [](Experts& e, int slot, Address gate_up, size_t gate_up_stride, Address down, size_t down_stride,
-              int dtype) {
+              int dtype, Address up) {
              py::gil_scoped_release released;
-             e.pack(slot, source(gate_up, dtype, gate_up_stride), source(down, dtype, down_stride));
-           })
+             Source both = source(gate_up, dtype, gate_up_stride);
+             both.second = at<const void>(up), both.split = e.inner();
+             e.pack(slot, both, source(down, dtype, down_stride));
+           }, "slot"_a, "gate_up"_a, "gate_up_stride"_a, "down"_a, "down_stride"_a, "dtype"_a, "up"_a = 0)
       .def_property_readonly("bytes", &Experts::bytes)
       .def("run", run_experts);
 }

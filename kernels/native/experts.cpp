@@ -119,8 +119,8 @@ int Experts::gate_up_row(int column) const {
 
 void Experts::pack(int slot, const Source& gate_up, const Source& down) {
   check(slot);
-  gate_up_.pack(slot, gate_up, [this](int column) { return gate_up_row(column); });
-  down_.pack(slot, down, [this](int column) { return down_row(column); });
+  if (gate_up.data) gate_up_.pack(slot, gate_up, [this](int column) { return gate_up_row(column); });
+  if (down.data) down_.pack(slot, down, [this](int column) { return down_row(column); });
 }
 
 void Experts::pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down) {

@@ -28,6 +28,7 @@ class Experts {
   // Kept as ggml's types, one of gate and up, one of down.
   Experts(int slots, int hidden, int inner, GgmlType gate_up, GgmlType down, bool bias, const Gating& gating, int places);
   void put(int slot, int place);
+  // A half without data stays as it is.
   void pack(int slot, const Source& gate_up, const Source& down);
   void pack_int4(int slot, const Int4Source& gate_up, const Int4Source& down);
   // `second` of gate_up: the first row of up.

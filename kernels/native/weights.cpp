@@ -16,9 +16,8 @@ float widen(uint16_t bits) {
 }  // namespace
 
 float Source::at(size_t row, size_t column) const {
-  size_t i = row * stride + column;
-  if (dtype == Dtype::f32) return static_cast<const float*>(data)[i];
-  return widen(static_cast<const uint16_t*>(data)[i]);
+  if (dtype == Dtype::f32) return this->row<float>(row)[column];
+  return widen(this->row<uint16_t>(row)[column]);
 }
 
 size_t Panels::bytes_of_panel() const {
@@ -64,7 +63,7 @@ void Panels::pack_panels(int index, const Source& source, const std::function<in
   for (int panel = 0; panel < panels_; panel++) {
     for (int column = 0; column < PANEL; column++) {
       int row = row_of(panel * PANEL + column);
-      rows[column] = row < 0 ? zero.data() : static_cast<const E*>(source.data) + row * source.stride;
+      rows[column] = row < 0 ? zero.data() : source.row<E>(row);
     }
     size_t number = size_t(index) * panels_ + panel;
     char* at = this->to(index, panel);

@@ -13,12 +13,21 @@
 #include "isa.h"
 #include "memory.h"
 
-// A read-only matrix as the caller has it; rows are `stride` elements apart.
+// A read-only matrix as the caller has it; rows are `stride` elements apart. Rows from `split` on may lie in memory of
+// their own, `second`.
 struct Source {
   const void* data;
   Dtype dtype;
   size_t stride;
+  const void* second = nullptr;
+  size_t split = 0;
   float at(size_t row, size_t column) const;
+
+  template <class E>
+  const E* row(size_t row) const {
+    bool below = second && row >= split;
+    return static_cast<const E*>(below ? second : data) + (below ? row - split : row) * stride;
+  }
 };
 
 // `count` matrices of the same shape: column panels of `inputs` inputs. int8 weights have one scale per column;

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import threading
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from afserve.errors import CheckpointError, ConfigError
 from afserve.families.table import naming_of
 from afserve.kernels.ops import open_ops
 from afserve.launch.plan.models import CONFIGS
+from afserve.models.shards import PAGE, SINGLE
 from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
 from afserve.placement.expert_memory import verdict
@@ -29,6 +31,7 @@ from tests.engine.test_quantised_checkpoints import FORMS
 from tests.models.quantising import quantised
 
 FEW = 8  # tokens of a request
+PATIENCE = 60.0
 
 
 ASKED = requests(prompts(), SamplingParams(max_tokens=FEW, temperature=0.0, ignore_eos=True))
@@ -266,6 +269,47 @@ def test_guesses_that_are_wrong_end_the_reading(tiny_checkpoint):
         ahead.guess(last, guessed)
         ahead.check(last, guessed)
     assert ahead.is_right
+
+
+class Scripted:
+    """A file whose reads at some places wait for events, and say that they have begun."""
+
+    def __init__(self, past, until, begun):
+        self._past, self._until, self._begun = past, until, begun
+        self.direct, self.close = past.direct, past.close
+
+    def read_into(self, buffer, offset):
+        if offset in self._begun:
+            self._begun[offset].set()
+        assert offset not in self._until or self._until[offset].wait(PATIENCE)
+        return self._past.read_into(buffer, offset)
+
+
+def test_an_experts_tensors_are_asked_for_at_once_and_packed_while_others_are_read(tiny_checkpoint):
+    """Gate comes only after down was asked for, and down only after gate and up were packed."""
+    source, ops = ModelSource(str(tiny_checkpoint("qwen3")), "q"), open_ops()
+    spec, last = spec_of(source), spec_of(source).experts - 1
+    bank, plain = bank_of(source, spec.top_k, ops=ops), bank_of(source, spec.experts)
+    shard = bank._bank._source._files._shard(SINGLE)
+    names = naming_of(spec).expert(spec.moe_layer_ids[0], last)
+    gate, _, down = (shard.found(name).begin // PAGE * PAGE for name in names)
+    asked, packed, halves, set_half = threading.Event(), threading.Event(), [], ops.set_half
+
+    def noted(experts, slot, gate_up=(), down_HI=None):
+        set_half(experts, slot, gate_up, down_HI)
+        halves.append((len(gate_up), down_HI is not None))
+        packed.set()
+
+    ops.set_half = noted
+    shard.file._past = Scripted(shard.file._past, {gate: asked, down: packed}, {down: asked})
+    held = bank._memory.hold(0, [last])
+    bank._memory.release(held, bank._memory.wait(held))
+    sums = [torch.zeros(1, spec.hidden) for _ in range(2)]
+    for one, sum_RH in zip((bank._bank, plain), sums, strict=True):
+        slot, weight = torch.tensor([[last]], dtype=torch.int32), torch.ones(1, 1)
+        one.forward(0, torch.ones(1, spec.hidden), slot, weight, sum_RH)
+    assert halves == [(2, False), (0, True)] and torch.equal(*sums) and not shard.begun
+    bank.close()
 
 
 def test_reading_ahead_takes_nothing_that_is_in_use(tiny_checkpoint):

@@ -250,7 +250,9 @@ std::shared_ptr<Experts> bank_of(const Engine& engine, int slots, int hidden, in
   for (int s = 0; s < slots; s++) {
     Buffer<E> gate_up(size_t(joined) * hidden), down(size_t(hidden) * inner);
     fill(gate_up), fill(down);
-    bank->pack(s, source(gate_up, hidden), source(down, inner));
+    Source both = source(gate_up, hidden);
+    if (joined == 2 * inner && s % 2) both.second = gate_up.get() + size_t(inner) * hidden, both.split = inner;
+    bank->pack(s, both, source(down, inner));
     if (biased) set_biases(*bank, s, hidden, inner);
   }
   return bank;

@@ -134,6 +134,10 @@ def test_a_row_that_is_no_number_stays_none_whatever_joins(ops: Ops, gating: Gat
 
 def test_slots_have_both_biases_or_none(ops: Ops) -> None:
     up, down = weights(1, 64, 32, torch.float32)
+    with pytest.raises(ValueError, match="are set whole"):
+        ops.set_half(ops.empty_experts(1, 64, 32, torch.float32, bias=True), 0, down_HI=down[0])
+    with pytest.raises(ValueError, match=r"gate_up: shape \(31, 64\)"):
+        ops.set_half(ops.empty_experts(1, 64, 32, torch.float32), 0, [up[0, :31], up[0, :31]])
     plain = ops.empty_experts(1, 64, 32, torch.float32)
     biased = ops.empty_experts(1, 64, 32, torch.float32, bias=True)
     with pytest.raises(ValueError, match="both biases or none"):
@@ -235,16 +239,24 @@ def test_a_slot_that_does_not_exist_is_named(ops: Ops) -> None:
         ops.expert_ffn(torch.zeros(2, 64), slot, torch.ones(2, 2), packed, torch.empty(2, 64))
 
 
-def test_set_expert_replaces_one_slot_only(ops: Ops) -> None:
-    up, down = weights(3, 64, 32, torch.float32)
-    packed = ops.empty_experts(3, 64, 32, torch.float32)
-    x, one = torch.randn(1, 64), torch.ones(1, 1)
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("halves", [False, True])
+def test_set_expert_replaces_one_slot_only(ops: Ops, halves: bool, dtype: torch.dtype, int8: bool) -> None:
+    """In one call, or down first, and gate and up from tensors of their own: the same bits."""
+    up, down = weights(3, 64, 40, dtype)
+    packed = ops.empty_experts(3, 64, 40, dtype, int8)
+    x, one = torch.randn(1, 64).to(dtype), torch.ones(1, 1)
     for slot in range(3):
         ops.set_expert(packed, slot, up[slot], down[slot])
-    ops.set_expert(packed, 1, up[0], down[0])
+    if halves:
+        ops.set_half(packed, 1, down_HI=down[0])
+        ops.set_half(packed, 1, [part.clone() for part in up[0].chunk(2)])
+    else:
+        ops.set_expert(packed, 1, up[0], down[0])
     outs = []
     for slot in range(3):
-        out = torch.empty(1, 64)
+        out = torch.empty(1, 64, dtype=dtype)
         ops.expert_ffn(x, torch.tensor([[slot]], dtype=torch.int32), one, packed, out)
         outs.append(out)
     assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])

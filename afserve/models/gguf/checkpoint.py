@@ -4,7 +4,8 @@ Queries and keys get back the order of their rows, the two projections up from a
 is its part of the layer's. Of Q4_0 and MXFP4 experts the codes are given as they are stored.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -67,6 +68,10 @@ class GgufCheckpoint(StoredTensors):
         if piece.change:
             found = _CHANGES[piece.change](found, self._delta or self._spec.kinds[0].attention)
         return found.to(self._device)
+
+    def together(self, names: Sequence[str], row: int | None = None) -> AbstractContextManager[None]:
+        found = [self._pieces[name] for name in names if name in self._pieces]
+        return self._files.together([(self._file(one), one.stored, one.expert) for one in found])
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(name, shape, dtype)[first : first + count].clone()
