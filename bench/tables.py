@@ -24,9 +24,10 @@ from bench import (
     tables_planner,
     tables_serve,
     tables_start,
+    tables_wires,
 )
 from bench.headline import headline
-from bench.rows import ROOT, Row, newest, rows, runs_with, table, where
+from bench.rows import ROOT, Row, newest, rows, table, where
 
 BEGIN, END = "<!-- numbers -->", "<!-- /numbers -->"
 
@@ -48,69 +49,6 @@ def decode() -> str:
         f"**Start and memory** ({where(found[-1])}); `afserve bench decode --model DIR --out bench/results/decode.jsonl`.\n\n"
         + table(["model", "engine", "start to ready", "peak MiB"], lines)
     )
-
-
-def m2n() -> str:
-    found = newest(
-        [r for r in runs_with(rows("m2n"), "dist") if "p50_us" in r], "transport", "bytes", "pairs", "cores"
-    )
-    wanted = [r for r in found if r["pairs"] == "1x1" and r["cores"] == "quiet"]
-    if not wanted:
-        return ""
-    sizes = sorted({r["bytes"] for r in wanted})
-    by = {(r["transport"], r["bytes"]): r for r in wanted}
-    wires = list(dict.fromkeys(r["transport"] for r in wanted))
-    cell = lambda w, b: f"{by[w, b]['p50_us']:,.0f} / {by[w, b]['p99_us']:,.0f}" if (w, b) in by else ""  # noqa: E731
-    return (
-        f"**Round trips, 1:1** ({where(wanted[-1])}). p50 / p99 in us by bytes each way; `python -m bench.m2n`.\n\n"
-        + table(
-            ["transport", *(f"{b // 1024} KiB" for b in sizes)],
-            [[w, *(cell(w, b) for b in sizes)] for w in wires],
-        )
-    )
-
-
-def hosts() -> str:
-    found = newest(runs_with(rows("m2n_hosts"), "dist"), "transport", "bytes", "pairs")
-    found = [r for r in found if "p50_us" in r]
-    if not found:
-        return ""
-    sizes = sorted({(r["pairs"], r["bytes"]) for r in found})
-    by = {(r["transport"], r["pairs"], r["bytes"]): r for r in found}
-    wires = list(dict.fromkeys(r["transport"] for r in found))
-    cell = lambda key: f"{by[key]['p50_us']:,.0f} / {by[key]['p99_us']:,.0f}" if key in by else ""  # noqa: E731
-    return (
-        f"**Round trips between two network namespaces as hosts** ({where(found[-1])}). p50 / p99 in us; `python -m bench.m2n_hosts`.\n\n"
-        + table(
-            ["transport", *(f"{pairs}, {b // 1024} KiB" for pairs, b in sizes)],
-            [[w, *(cell((w, *size)) for size in sizes)] for w in wires],
-        )
-    )
-
-
-def pairs() -> str:
-    """`--transport pairs` beside the one transport that a pair of nodes would take by itself."""
-    drawn = []
-    for name, what, peer in (
-        ("m2n", "inside a host", "shm"),
-        ("m2n_hosts", "between two network namespaces", "tcp"),
-    ):
-        found = [r for r in runs_with(rows(name), "pairs") if r.get("pairs") == "1x1" and "p50_us" in r]
-        if not found:
-            continue
-        by = {(r["transport"], r["bytes"]): r["p50_us"] for r in newest(found, "transport", "bytes")}
-        sizes = sorted({size for wire, size in by if wire == "pairs"})
-        drawn.append(
-            f"**`--transport pairs` {what}** ({where(found[-1])}). p50 in us of a round trip, 1:1; `python -m bench.{name} --wires {peer},pairs`.\n\n"
-            + table(
-                ["transport", *(f"{size // 1024} KiB" for size in sizes)],
-                [
-                    *([wire, *(f"{by[wire, size]:,.0f}" for size in sizes)] for wire in (peer, "pairs")),
-                    ["ratio", *(f"{by['pairs', size] / by[peer, size]:.2f}" for size in sizes)],
-                ],
-            )
-        )
-    return "\n\n".join(drawn)
 
 
 def real_pipeline() -> str:
@@ -289,11 +227,12 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "Nodes that come, go and change while they serve": tables_faults.changes,
     "What is lost, alone and with others": tables_faults.survival,
     "What surviving losses costs, and a long run under faults": tables_faults.cost_and_soak,
+    "A host that is overloaded": tables_faults.overloaded,
     **tables_phases.SECTIONS,
     "Kernels on a CPU, against the machine's limits": kernels,
-    "Transports: round trips against gloo, Unix sockets and memcpy": m2n,
-    "Transports between hosts": hosts,
-    "Both transports of a deployment on several hosts": pairs,
+    "Transports: round trips against gloo, Unix sockets and memcpy": tables_wires.m2n,
+    "Transports between hosts": tables_wires.hosts,
+    "Both transports of a deployment on several hosts": tables_wires.pairs,
     "What encryption between hosts costs": tables_hosts.tls,
     "A controller with thousands of nodes": tables_hosts.members,
     "Ping-pong against its bound": pipeline,
@@ -312,6 +251,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "A KV cache in 8 bits": tables_kv_dtype.decode,
     "Sparse attention beside full attention": tables_kv_dtype.sparse,
     **tables_serve.SECTIONS,
+    "What times tell of other keys' prompts": tables_serve.tenants,
     "Planner against published tables and measured rows": tables_planner.published,
     "Planner against afserve itself": tables_planner.itself,
 }

@@ -149,6 +149,18 @@ def cost_and_soak() -> str:
     return "\n\n".join([*map(_cost, cost), *map(_copies, copies), *map(_share, share), *map(_soak, soak)])
 
 
+def overloaded() -> str:
+    return "\n\n".join(map(_overloaded, newest(rows("overloaded_host"), "loops", "cores")))
+
+
+def _overloaded(row: Row) -> str:
+    lost = ", ".join(f"{count} of {name}" for name, count in row["lost"].items()) or "none"
+    return (
+        f"**{row['loops']} busy loops beside nano on {row['cores']} cores** for {row['seconds'] / 60:g} minutes ({where(row)}); `python -m bench.overloaded_host --save`. Of {row['requests']:,} streams "
+        f"{row['failed']} failed and {row['altered']} had other tokens; lost nodes: {lost}. Of each stream's longest waits for a token the median was {row['median_longest_wait_s']:.1f} s, the longest {row['longest_wait_s']:.1f} s."
+    )
+
+
 def _cost(row: Row) -> str:
     low, high = row["p99_ratio_95"]
     return (

@@ -6,8 +6,11 @@ from bench.rows import Row, newest, rows, table, where
 
 
 def fidelity() -> str:
-    """A line for each model and what its numbers are kept in."""
-    every = newest(rows("fidelity"), "model", "dtype", "experts", "dense", "kv")
+    """A line for each model, what its numbers are kept in, and instruction set."""
+    kind = ("model", "dtype", "experts", "dense", "kv")
+    first = {tuple(row[key] for key in kind): at for at, row in reversed([*enumerate(rows("fidelity"))])}
+    every = newest(rows("fidelity"), *kind, "isa")
+    every.sort(key=lambda row: first[tuple(row[key] for key in kind)])
     found = [row for row in every if not row.get("family")]
     if not found:
         return ""
@@ -15,10 +18,13 @@ def fidelity() -> str:
         f"**Fidelity** ({_machines(found)}); `python -m bench.fidelity --save`. Teacher-forced, beside transformers in float32 of the same checkpoint: perplexity of the text and its change, the share of positions with the same "
         "most likely token, and the mean Kullback-Leibler divergence in nats. `nano` reads held-out files; tiny models are random and read random tokens, so that only the last two columns say something of them. What failed stands in its line.\n\n"
         + table(
-            ["model", "computed in", "experts", "other maps", "KV cache", "perplexity", "change", "same first token", "KL, nats"],
+            ["model", "computed in", "experts", "other maps", "KV cache", "instructions", "perplexity", "change", "same first token", "KL, nats"],
             (_line(row) for row in found),
         )
-        + _families([row for row in every if row.get("family")])
+        + "".join(
+            _families([row for row in every if row.get("family") and row["isa"] == isa])
+            for isa in dict.fromkeys(row["isa"] for row in every)
+        )
     )  # fmt: skip
 
 
@@ -59,7 +65,7 @@ def _machines(found: list[Row]) -> str:
 
 
 def _line(row: Row) -> list[object]:
-    kept = [row["model"], row["dtype"], row["experts"], row["dense"], row["kv"]]
+    kept = [row["model"], row["dtype"], row["experts"], row["dense"], row["kv"], row["isa"]]
     if "failed" in row:
         return [*kept, f"failed: {row['failed']}", "", "", ""]
     change = f"{100 * row['perplexity_change']:+.3f} %"

@@ -148,6 +148,37 @@ def _met(values: list[float], aim: float) -> str:
     )
 
 
+def tenants() -> str:
+    found = newest(rows("tenants"), "words", "flags")
+    if not found:
+        return ""
+    lines = [
+        [
+            " ".join(row["flags"]) or "none",
+            f"{row['count']:,}",
+            *(f"{row['median_ms'][name]:.1f}" for name in ("fresh", "asked", "own")),
+            *(f"{row[name]['gap']:.3f} ({100 * row[name]['chance']:.3g} %)" for name in ("asked", "own")),
+        ]
+        for row in found
+    ]
+    return (
+        f"**Prompts of {found[-1]['words']} words that another key has asked** ({where(found[-1])}); `python -m bench.tenants --record`. Medians of a whole request in milliseconds, and the largest difference of two distributions of times to those of prompts that nobody has asked, "
+        "with the chance that two samples of one distribution are so far apart (Kolmogorov and Smirnov). A key's own cached prompts show what a cache that is found would look like.\n\n"
+        + table(
+            [
+                "flags",
+                "requests of each kind",
+                "nobody's",
+                "another key's",
+                "its own",
+                "another key's, difference",
+                "its own, difference",
+            ],
+            lines,
+        )
+    )
+
+
 def grammar() -> str:
     found = newest(rows("grammar"), "of", "drawn", "streams", "threads")
     if not found:
