@@ -1,4 +1,4 @@
-"""The device guard of the pretended GPUs, compiled once per run."""
+"""The device guard of the pretended GPUs, compiled once and kept where pytest keeps what it knows of earlier runs."""
 
 import shutil
 from typing import Any
@@ -10,10 +10,12 @@ from tests.cuda.pretend import PretendedDevice, current_watch, load_guard
 
 
 @pytest.fixture(scope="session")
-def guard(tmp_path_factory: pytest.TempPathFactory) -> None:
+def guard(request: pytest.FixtureRequest) -> None:
     if shutil.which("g++") is None:
         pytest.skip("pretending a GPU takes a C++ compiler")
-    load_guard(tmp_path_factory.mktemp("guard"))
+    cache = request.config.cache
+    assert cache is not None
+    load_guard(cache.mkdir("afserve-guard"))
 
 
 @pytest.fixture
