@@ -109,6 +109,7 @@ NOT_QUICK = ("e2e", "cuda", "kernels/triton")
 # And what it imports but does not run: a test says so itself, by one of these marks.
 NOT_QUICK_MARKS = ("process", "slow", "long", "alone")
 QUICK_CASES = 1  # of each test
+OBJECTS = 10_000  # between two looks for circles
 LONG_SECONDS = 3600  # a test marked `long` may take, where it does not say more itself
 DAY_SHARE = (
     0.1  # of the examples that a test asks for, and six at least; `--whole`, as by night, draws all of them
@@ -140,7 +141,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiled modules are kept, whatever the shell says: tests start hundreds of interpreters."""
+    """Compiled modules are kept, whatever the shell says: tests start hundreds of interpreters. Circles are looked for
+    less often than Python does by itself, which is a twentieth of the time of tests with many small objects."""
+    gc.set_threshold(OBJECTS)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for a torch that a test imports first

@@ -148,6 +148,7 @@ def test_where_a_text_is_cut_changes_nothing(form, text, data):
 
 
 @pytest.mark.slow
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("form", IN_WORDS)
 @pytest.mark.parametrize("thinks", ["", "inside"])
 def test_every_cut_in_two(form, thinks):

@@ -75,6 +75,7 @@ BODIES = {
 
 
 @pytest.mark.slow
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("per_event", [1, 3])
 def test_a_stream_goes_on_behind_any_of_its_events(server, http, name, per_event):

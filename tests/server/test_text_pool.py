@@ -263,6 +263,7 @@ def children():
 
 
 @pytest.mark.slow
+@pytest.mark.by_day(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 @pytest.mark.parametrize("seen", [False, True], ids=["now", "before"])
 @pytest.mark.usefixtures("hangs_up")
