@@ -10,7 +10,7 @@ from afserve.control.membership.events import ChangePhase
 from afserve.member import AttentionPhase, attention_node
 from tests.e2e.test_lost_attention import Stream, homes, kill, serving, until
 
-pytestmark = [pytest.mark.process, pytest.mark.alone, pytest.mark.usefixtures("warm_fork_servers")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("warm_fork_servers")]
 LONG = {"prompt": "import os\nimport sys\n" * 150, "max_tokens": 30}
 OTHER = {"prompt": "class Tree:\n    pass\n" * 100, "max_tokens": 30, "temperature": 0.9, "seed": 7}
 
@@ -118,6 +118,7 @@ async def split_one(run, client, number):
     raise AssertionError(f"of 40 prompts, which take {seconds:.2f} s, none was split")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("shares", [(0.5,), pytest.param((0.3, 0.7), marks=pytest.mark.long)], ids=str)
 def test_a_long_prompt_is_split_over_two_prefill_nodes_and_either_may_be_killed(shares):
     """`shares` of the time that such a prompt takes have passed then."""

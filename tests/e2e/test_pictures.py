@@ -64,7 +64,6 @@ def by_transformers(sight, folder, up, asked, urls, said):
     return tokenizer.decode(SIGHTS[sight].seeing(folder).continued(request, guess), skip_special_tokens=False)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("sight", ["llama4", pytest.param("qwen3_5", marks=pytest.mark.long)])
 def test_a_kill_in_mid_stream_and_a_cache(sight, tmp_path, up):
     folder = build_talking(tmp_path, sight)
