@@ -213,7 +213,6 @@ def test_what_happened_is_told_everywhere(up, undisturbed):
     assert server.stop()[0] == 0
 
 
-@pytest.mark.alone
 def test_a_checkpoint_that_was_away_for_a_while_is_served_again_without_a_command(up, keys, tmp_path):
     """While nothing serves, changes are taken: they are what repairs."""
     here, away = tmp_path / "checkpoint", tmp_path / "away"

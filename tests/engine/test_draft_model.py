@@ -134,6 +134,7 @@ def test_a_model_with_experts_that_is_always_right(tiny_checkpoint, oracle, draf
     check(drafted, oracle("qwen3"))
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place, tiny_checkpoint, small, models):

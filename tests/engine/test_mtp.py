@@ -47,6 +47,7 @@ def test_nano_drafts_four_of_five_tokens_right_and_answers_the_same():
     assert node.stats().steps < 0.5 * plain.stats().steps
 
 
+@pytest.mark.by_day(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_all_is_told_as_without_drafts(place):
