@@ -24,11 +24,12 @@ LOAD_FORMATS = ("safetensors", "dummy")
 SAMPLES, FULL = "samples", "full"  # how copies of weights are compared: models/identity.py
 LM_HEADS = ("auto", "checkpoint", "embedding")
 EXPERT_DTYPES = ("auto", "int8", "int4")
+DENSE_DTYPES = (*EXPERT_DTYPES, "fp8", "model")
 WIRE_DTYPES = ("auto", "fp8")
 KV_DTYPES = ("auto", "int8", "fp8")
 SOCKETS = "sockets"
 KV_TRANSPORTS = (SOCKETS, "mooncake", "nixl", "dist")
-AUTO = "auto"
+AUTO, MODEL_DTYPE = "auto", "model"
 ISAS = ("amx", "avx512bf16fma", "avx512bf16", "avx512", "avx2", "sve", "neonbf16", "neon", "generic")
 """Instruction sets that the native CPU kernels are compiled for, the best first (kernels/native/isa.cpp)."""
 MAX_MICRO_BATCHES = 4
@@ -68,9 +69,9 @@ class EngineSettings:
     """What a user sets of the engine and every node is told as it is.
 
     `expert_dtype` is what routed experts are kept in, auto being the model's dtype, or the checkpoint's FP8 or int4
-    where the kernels multiply it; `dense_dtype` is that of all other linear maps, where auto is the model's dtype;
-    `wire_dtype` is what rows travel to expert nodes in, auto being the model's dtype. `kv_dtype` is what the KV cache
-    keeps a number in, wherever its blocks go.
+    where the kernels multiply it; `dense_dtype` is that of all other linear maps, where auto is the model's dtype, or
+    the checkpoint's FP8 on GPUs that multiply it; `wire_dtype` is what rows travel to expert nodes in, auto being the
+    model's dtype. `kv_dtype` is what the KV cache keeps a number in, wherever its blocks go.
     """
 
     TOPIC: ClassVar[str] = "nodes"
@@ -103,8 +104,9 @@ class EngineSettings:
     )
     dense_dtype: str = setting(
         "auto",
-        "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head.",
-        EXPERT_DTYPES,
+        "int8, int4: a byte or half a byte per weight of attention, shared experts, dense layers and the LM head, on "
+        "CPUs. fp8: as an FP8 checkpoint has them, on GPUs. model: in the model's dtype, whatever it has.",
+        DENSE_DTYPES,
         topic="model",
     )
     lm_head: str = setting(

@@ -15,8 +15,9 @@ from afserve.patterns import Pattern, is_pattern
 MOST_PATTERNS = 256  # in one list
 _WORDS = re.compile(r"[\w.-]*")  # what is no pattern
 _ROUTED_ONLY = "mxfp4"  # stores routed experts so, and tensors of all experts too
-_LINEAR = re.compile(r"(.*\.)?([a-z_]+_proj|kv_a_proj_with_mqa|w[123]|Wqkv)")
-"""Linear maps that every method stores in few bits. Embeddings, heads, routers and gates need not be left out."""
+_LINEAR = re.compile(r"(.*\.)?((?!eh_)[a-z_]+_proj|kv_a_proj_with_mqa|w[123]|Wqkv)")
+"""Linear maps that every method stores in few bits. Embeddings, heads, routers and gates need not be left out, nor what
+joins both rows of a layer of multi-token prediction: DeepSeek's FP8 checkpoints have it in bfloat16, unsaid."""
 
 
 @dataclass(frozen=True)

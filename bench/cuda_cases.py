@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afserve.kernels.formats.scaled import GROUP
+from afserve.kernels.formats.eight_bits import KV_DTYPES, key_width
+from afserve.kernels.formats.scaled import GROUP, BlockScaled
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
@@ -20,7 +21,7 @@ from afserve.kernels.triton.latent_prompts import LatentSizes, plan
 from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.norm import silu_mul
 from afserve.kernels.triton.permute import plan_rows
-from afserve.kernels.triton.quant import quantise_groups
+from afserve.kernels.triton.quant import quantise_blocks, quantise_groups
 from afserve.kernels.triton.tiles import TileTable
 from bench.cuda_clock import Case
 
@@ -74,6 +75,18 @@ def expert_case(
     return Case("experts", f"{kind} E{experts} rows{rows}", run, moved, flops, kind, peer, bars)
 
 
+def linear_case(ops: TritonBackend, rows: int, outputs: int = 7168, inputs: int = 16384) -> Case:
+    """A linear map in FP8 blocks, its rows rounded on the way, beside torch's product in bf16; sizes are those of
+    DeepSeek-V3's output."""
+    x, weight_OI = (torch.randn(n, inputs, device=ops.device, dtype=BF16) for n in (rows, outputs))
+    packed = ops.pack_linear_fp8(BlockScaled(*quantise_blocks(weight_OI)), None, BF16)
+    return Case(
+        "linear fp8", f"{outputs} x {inputs} rows{rows}", lambda: ops.linear(x, packed),
+        outputs * inputs + 2 * rows * (inputs + outputs), 2 * rows * outputs * inputs, "fp8",
+        lambda: F.linear(x, weight_OI), {"peer_ratio": 1.0},
+    )  # fmt: skip
+
+
 def paged_batch(device: torch.device, sequences: int, queries: int, context: int, block: int) -> PagedBatch:
     blocks = -(-context // block)
     table = torch.randperm(sequences * blocks, device=device, dtype=torch.int32).view(sequences, blocks)
@@ -91,22 +104,31 @@ def _unpaged(cache_NGBD: Tensor, batch: PagedBatch, shape: tuple[int, ...]) -> T
 
 def gqa_case(
     ops: TritonBackend, sequences: int, queries: int, context: int,
-    heads: int = 64, groups: int = 4, size: int = 128, block: int = 64,
+    heads: int = 64, groups: int = 4, size: int = 128, block: int = 64, kv: str = "",
 ) -> Case:  # fmt: skip
-    """torch's peer reads the same keys and values without pages."""
+    """torch's peer reads the same keys and values without pages, and of a cache in 8 bits (`kv`) what they were."""
     batch = paged_batch(ops.device, sequences, queries, context, block)
     paged, plain = (batch.block_table_SB.numel(), groups, block, size), (sequences, groups, context, size)
     k, v = (torch.randn(paged, device=ops.device, dtype=BF16) for _ in "kv")
     k_plain, v_plain = (_unpaged(cache, batch, plain) for cache in (k, v))
+    if kv:
+        whole = [cache.transpose(1, 2).flatten(0, 1) for cache in (k, v)]
+        k, v = (
+            torch.zeros(*paged[:3], width, device=ops.device, dtype=KV_DTYPES[kv])
+            for width in (key_width(size, KV_DTYPES[kv]), size)
+        )
+        ops.write_kv(*whole, k, v, torch.arange(len(whole[0]), device=ops.device))
     q = torch.randn(sequences * queries, heads, size, device=ops.device, dtype=BF16)
     q_dense = q.view(sequences, queries, heads, size).transpose(1, 2)
     seen = queries * context - queries * (queries - 1) // 2
     causal = queries > 1
     assert not causal or queries == context, "the peer's causal mask starts at position 0"
     return Case(
-        "gqa prefill" if causal else "gqa decode", f"A{heads} G{groups} batch{sequences} context{context}",
+        "gqa prefill" if causal else "gqa decode",
+        f"A{heads} G{groups} batch{sequences} context{context}{kv and ' '}{kv}",
         lambda: ops.attend_gqa(q, k, v, batch, size**-0.5, None),
-        4 * sequences * groups * context * size + 4 * q.numel(), 4 * sequences * heads * seen * size, "bf16",
+        sequences * groups * context * (k.shape[3] * k.element_size() + size * v.element_size()) + 4 * q.numel(),
+        4 * sequences * heads * seen * size, "bf16",
         lambda: F.scaled_dot_product_attention(q_dense, k_plain, v_plain, is_causal=causal, enable_gqa=True),
     )  # fmt: skip
 
@@ -119,14 +141,19 @@ def mla_case(
     rank: int = 512,
     rope: int = 64,
     block: int = 64,
+    kv: str = "",
 ) -> Case:
     batch = paged_batch(ops.device, sequences, 1, context, block)
     cache = torch.randn(batch.block_table_SB.numel(), block, rank + rope, device=ops.device, dtype=BF16)
+    if kv:
+        rows, shape = cache.flatten(0, 1), (*cache.shape[:2], key_width(rank + rope, KV_DTYPES[kv]))
+        cache = torch.zeros(shape, device=ops.device, dtype=KV_DTYPES[kv])
+        ops.write_latent(rows, cache, torch.arange(len(rows), device=ops.device), rank)
     q = torch.randn(sequences, heads, rank + rope, device=ops.device, dtype=BF16)
     return Case(
-        "mla decode", f"A{heads} batch{sequences} context{context}",
+        "mla decode", f"A{heads} batch{sequences} context{context}{kv and ' '}{kv}",
         lambda: ops.attend_mla(q, cache, rank, batch, (rank + rope) ** -0.5),
-        2 * sequences * context * (rank + rope) + 2 * sequences * heads * (2 * rank + rope),
+        cache.element_size() * sequences * context * cache.shape[2] + 2 * sequences * heads * (2 * rank + rope),
         2 * sequences * heads * context * (2 * rank + rope),
         bars={"of_copy": 0.7} if sequences >= 32 else {},
     )  # fmt: skip
@@ -211,7 +238,10 @@ class Experts:
 def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
     """What is measured, by group: each group has a process of its own."""
     experts = Experts(ops.device)
-    kinds = (False, True) if ops.holds_fp8(torch.bfloat16) else (False,)
+    has_fp8 = ops.holds_fp8(torch.bfloat16)
+    kinds = (False, True) if has_fp8 else (False,)
+    eight = [name for name in KV_DTYPES if has_fp8 or name != "fp8"]
+    maps = [(7168, 16384), (24576, 1536), (2112, 7168)] if has_fp8 else []
     found: dict[str, list[Planned]] = {
         "experts": [
             Planned(f"{'fp8' if fp8 else 'bf16'} E{n} rows{rows}", partial(experts.case, fp8, n, rows))
@@ -221,10 +251,16 @@ def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
         "mla": [
             Planned(f"A{heads} batch{batch}", partial(mla_case, ops, batch, 4096, heads))
             for heads, batch in product((16, 128), (1, 32, 64, 128))
-        ],
+        ]
+        + [Planned(f"A128 batch64 {kv}", partial(mla_case, ops, 64, 4096, 128, kv=kv)) for kv in eight],
         "gqa": [
             Planned(f"batch{batch} context{context}", partial(gqa_case, ops, batch, 1, context))
             for batch, context in product((1, 8, 32, 64), (128, 1024, 4096, 8192))
+        ]
+        + [Planned(f"batch32 context4096 {kv}", partial(gqa_case, ops, 32, 1, 4096, kv=kv)) for kv in eight],
+        "linear": [
+            Planned(f"fp8 {outputs} x {inputs} rows{rows}", partial(linear_case, ops, rows, outputs, inputs))
+            for (outputs, inputs), rows in product(maps, (1, 16, 64, 128, 4096))
         ],
         "prefill": [
             *(Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.kernels.triton.config import AttentionTile, Tile
 from afserve.kernels.triton.latent_prompts import LatentSizes
+from afserve.kernels.triton.linear_fp8 import filling
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import ModelShape
@@ -47,7 +48,7 @@ HEAD = ["kernel", "MB", "GFLOP", "memory us", "products us", "instructions us", 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """So many attention nodes of `rows` sequences each, all `context` long. `heads` and `case` of the attention kernel
-    are the budget's; `latent` says which one it is."""
+    are the budget's; `latent` says which one it is. `maps` of attention, outputs and inputs, stay in FP8 blocks."""
 
     model: str
     chip: str
@@ -55,6 +56,7 @@ class Setting:
     heads: int
     head: int
     latent: bool
+    maps: tuple[tuple[int, int], ...]
     attention: int = 4
     experts: int = 4
     rows: int = 128
@@ -62,8 +64,18 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("deepseek-v3", "h200", "mla 64 heads decode", 128, 576, latent=True),
-    Setting("qwen3-235b-a22b", "h200", "gqa 64 heads of 128 decode", 64, 128, latent=False),
+    Setting(
+        "deepseek-v3",
+        "h200",
+        "mla 64 heads decode",
+        128,
+        576,
+        True,
+        ((2112, 7168), (24576, 1536), (7168, 16384)),
+    ),
+    Setting(
+        "qwen3-235b-a22b", "h200", "gqa 64 heads of 128 decode", 64, 128, False, ((9216, 4096), (4096, 8192))
+    ),
 )
 
 
@@ -89,8 +101,11 @@ def attention_side(
 ) -> Iterator[Work]:
     """One layer of one attention node. The gate is in 16 bits, which hold every number of such a checkpoint."""
     (group,), rows, hidden = model.attention, setting.rows, model.hidden
-    weights = group.weight_elems
-    yield Work("dense products (cuBLAS)", 2.0 * weights, 2.0 * weights * rows)
+    for outputs, inputs in setting.maps:
+        yield linear_map(outputs, inputs, rows, loops)
+    weights = group.weight_elems - sum(outputs * inputs for outputs, inputs in setting.maps)
+    if weights:
+        yield Work("products of each head (cuBLAS)", 2.0 * weights, 2.0 * weights * rows)
     tiles, tokens = TileTable(), rows * setting.context
     if setting.latent:
         tile, kernel = tiles.mla(setting.heads, 2), "_attend_latent"
@@ -105,8 +120,21 @@ def attention_side(
     yield Work("router", 2.0 * hidden * model.experts.experts, 2.0 * hidden * model.experts.experts * rows)
     shared = model.experts.shared_elems
     if shared:
-        yield Work("shared expert (cuBLAS)", 2.0 * shared, 2.0 * shared * rows)
+        inner = shared // (3 * hidden)
+        yield linear_map(2 * inner, hidden, rows, loops)
+        yield linear_map(hidden, inner, rows, loops)
     yield Work("norms, sums, rope, cache", 24.0 * hidden * rows)
+
+
+def linear_map(outputs: int, inputs: int, rows: int, loops: Mapping[tuple[str, str], int]) -> Work:
+    """In FP8 blocks, with its rows' rounding."""
+    tile = filling(TileTable().expert_tiles("fp8", rows).down, rows, outputs, PROCESSORS)
+    shape = {128: "24576 x 1536", 64: "4096 x 7168", 32: "2112 x 7168"}[tile.columns]
+    loop = loops[f"linear fp8 {shape} rows {_budgeted(rows)}", "_multiply_blocks"]
+    steps = -(-rows // tile.rows) * -(-outputs // tile.columns) * -(-inputs // tile.depth)
+    moved, flop = outputs * inputs + rows * (4.0 * inputs + 2.0 * outputs), 2.0 * outputs * inputs * rows
+    name = f"linear map {outputs} x {inputs} in FP8"
+    return Work(name, moved, flop, _instructions(tile, steps, loop), fp8=rows > 32)
 
 
 def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, str], int]) -> Iterator[Work]:
@@ -115,7 +143,7 @@ def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, s
     inner, held = experts.elems // (3 * hidden), experts.experts // setting.experts
     each = setting.attention * setting.rows * experts.top_k / experts.experts
     tiles = TileTable().expert_tiles("fp8", int(each))
-    case = f"experts fp8 rows {8 if each <= 16 else 32 if each <= 32 else 100}"
+    case = f"experts fp8 rows {_budgeted(each)}"
     for kernel, tile, outputs, columns, depth in (
         ("_gate_up", tiles.gate_up, 2 * inner, inner, hidden), ("_down", tiles.down, hidden, hidden, inner),
     ):  # fmt: skip
@@ -186,7 +214,7 @@ def expected(setting: Setting) -> str:
     layer = attends + computes + between
     return (
         f"**{setting.model} on {setting.chip}**, {setting.attention} attention and {setting.experts} expert nodes, {setting.rows} "
-        f"sequences of {setting.context:,} tokens on each attention node, FP8 experts, bf16 attention and cache; one layer.\n\n"
+        f"sequences of {setting.context:,} tokens on each attention node, an FP8 checkpoint, bf16 cache; one layer.\n\n"
         + table(HEAD, lines)
         + f"\n\nA layer takes an attention node {1e6 * attends:,.0f} us and an expert node {1e6 * computes:,.0f} us, and rows and sums are "
         f"{1e6 * between:,.0f} us on their way. {model.layers} layers: at least {1e3 * model.layers * layer:,.1f} ms one after the other, "
@@ -225,6 +253,11 @@ def _loops() -> dict[tuple[str, str], int]:
     """Instructions of each kernel's loop, by case and kernel."""
     rows = budget().items()
     return {(case, kernel): int(str(row["loop"])) for (_, arch, case, kernel), row in rows if arch == ARCH}
+
+
+def _budgeted(rows: float) -> int:
+    """The rows in whose place the budget stands."""
+    return 8 if rows <= 16 else 32 if rows <= 32 else 100
 
 
 def _instructions(tile: Tile | AttentionTile, steps: int, loop: int) -> float:

@@ -14,6 +14,7 @@ from afserve.comm.m2n.fused_message import fill
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import Header, Kind, Parcel, WireType
 from afserve.kernels.formats.eight_bits import KV_DTYPES
+from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.grouped import Groups
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
@@ -51,14 +52,16 @@ def batch_of(sequences: int, queries: int, context: int, blocks: int = 8) -> Pag
 
 def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
     """Launches by group; nothing is made before its turn."""
-    kinds = [kind for kind in KINDS if ops.holds_fp8(torch.bfloat16) or kind != "fp8"]
+    has_fp8 = ops.holds_fp8(torch.bfloat16)
+    kinds = [kind for kind in KINDS if has_fp8 or kind != "fp8"]
+    maps = {"linear-fp8": partial(linear_maps, ops)} if has_fp8 else {}
     return {
         **{f"experts-{kind}": partial(experts, ops, kind) for kind in kinds},
         "experts-apart": apart, "plan": partial(plans, ops), "router": partial(routers, ops),
         "small": partial(small, ops), "gqa": partial(gqa, ops), "mla-16": partial(mla, ops, 16),
         "mla-64": partial(mla, ops, 64),
         "mla-prompts": partial(mla_prompts, ops), "kv-eight": partial(eight_bits, ops),
-        "choice": partial(choices, ops), "near": near_rows,
+        "choice": partial(choices, ops), "near": near_rows, **maps,
     }  # fmt: skip
 
 
@@ -87,6 +90,17 @@ def _ffn(ops: TritonBackend, kind: str, hidden: int, inner: int, rows: int) -> N
     }[kind]()
     slot, weight = zeros(rows, 1, dtype=I32), zeros(rows, 1, dtype=F32)
     ops.expert_ffn(zeros(rows, hidden), slot, weight, packed, zeros(rows, hidden, dtype=F32), False)
+
+
+def linear_maps(ops: TritonBackend) -> Iterator[Launch]:
+    """DeepSeek-V3's queries in FP8, and maps of whose columns programs take fewer to fill the chip: of the shared
+    expert, and to latents."""
+    for outputs, inputs, several in ((24576, 1536, ROWS), (4096, 7168, (100,)), (2112, 7168, (8, 100))):
+        blocks = BlockScaled(zeros(outputs, inputs, dtype=FP8), zeros(*blocks_of(outputs, inputs), dtype=F32))
+        packed = ops.pack_linear_fp8(blocks, None, BF16)
+        for rows in several:
+            call = partial(ops.linear, zeros(rows, inputs), packed)
+            yield f"linear fp8 {outputs} x {inputs} rows {rows}", call
 
 
 def apart() -> Iterator[Launch]:

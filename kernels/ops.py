@@ -54,9 +54,11 @@ class Ops:
         self._backend, self._reason = backend, reason
         self.device, self.threads = device, threads
         self.backend_name, self.isa, self.holds_fp8 = backend.name, backend.isa, backend.holds_fp8
+        self.fp8_maps = backend.fp8_maps
         self.holds_int8, self.holds_int4, self.ggml = backend.holds_int8, backend.holds_int4, backend.ggml
         packing = Packing(backend)
         self.pack_linear, self.pack_heads = packing.pack_linear, packing.pack_heads
+        self.pack_linear_fp8 = packing.pack_linear_fp8
         self.empty_experts, self.set_expert = packing.empty_experts, packing.set_expert
         self.set_expert_int4, self.set_expert_fp8 = packing.set_expert_int4, packing.set_expert_fp8
         self.set_half = packing.set_half

@@ -39,6 +39,14 @@ class Packing:
         expect_bits(int8, int4)
         return self._backend.pack_linear(weight_OI, bias_O, int8, int4)
 
+    def pack_linear_fp8(self, weight: BlockScaled, bias_O: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        """The same of e4m3 blocks, for rows of `dtype`. Where `holds_fp8` and `fp8_maps` they are kept as they are, and
+        rows are rounded to e4m3 per 128 columns on the way; else they are de-quantised."""
+        expect_blocks("weight", weight, weight.shape)
+        if bias_O is not None:
+            expect_shape("bias_O", bias_O, (weight.shape[0],))
+        return self._backend.pack_linear_fp8(weight, bias_O, dtype)
+
     def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
         """One weight per head; called once at load. int8, int4: as of `empty_experts`."""
         expect_rank("weight_AOI", weight_AOI, 3)

@@ -36,10 +36,12 @@ CPU = torch.device("cpu")
 
 class Reference:
     """Off the CPU no op waits for the device, if the batch has its host integers. `holds_fp8`: whether slots of experts
-    for rows of a dtype keep e4m3 blocks, multiplied as they are. `ggml` packs weights of ggml's types."""
+    for rows of a dtype keep e4m3 blocks, multiplied as they are, and so do linear maps where there are `fp8_maps`.
+    `ggml` packs weights of ggml's types."""
 
     name = "torch"
     isa = ""  # the instruction set, of a native library
+    fp8_maps = False
     ggml: GgmlPacking | None = None
     steps = RowSteps()
     near_rows: type[NearRows] = NearRows
@@ -69,6 +71,9 @@ class Reference:
         kept = rounded_weight(weight_OI, int8, int4)
         return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
 
+    def pack_linear_fp8(self, weight: BlockScaled, bias_O: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        return self.pack_linear(weight.dequantised().to(dtype), bias_O)
+
     def pack_heads(self, weight_AOI: Tensor, int8: bool = False, int4: Groups | None = None) -> PackedHeads:
         heads, outputs, inputs = weight_AOI.shape
         kept = rounded_weight(weight_AOI.flatten(0, 1), int8, int4).view(weight_AOI.shape)
@@ -88,19 +93,14 @@ class Reference:
             return torch.zeros(size, dtype=shape.dtype, device=self.device)
 
         return PackedExperts(
-            slots,
-            hidden,
-            inner,
-            zeros(shape.places or slots, shape.joined, hidden),
-            zeros(shape.places or slots, hidden, inner),
-            dtype=shape.dtype,
-            int8=int8,
-            gating=shape.gating,
+            slots, hidden, inner,
+            zeros(shape.places or slots, shape.joined, hidden), zeros(shape.places or slots, hidden, inner),
+            dtype=shape.dtype, int8=int8, gating=shape.gating,
             gate_up_bias_EJ=zeros(slots, shape.joined) if shape.bias else None,
             down_bias_EH=zeros(slots, hidden) if shape.bias else None,
             bias=shape.bias,
             place_E=None if shape.places is None else [-1] * slots,
-        )
+        )  # fmt: skip
 
     def put_expert(self, experts: PackedExperts, slot: int, place: int) -> None:
         experts.put(slot, place)

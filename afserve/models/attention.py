@@ -158,11 +158,10 @@ class GroupedQueryHalf:
     def _out(self, a: AttentionSpec, h: int, tensors: LayerTensors) -> PackedLinear:
         naming, share = tensors.naming, tensors.share
         name, inputs = f"{naming.out}.weight", a.heads * a.value_dim
-        if share.count == 1 and a.out_scale == 1.0 and a.value_dim == a.head_dim:
-            bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias else None
-            return tensors.dense.linear(tensors.attention_weight(name, h, inputs), bias_O=bias)
-        weight = share.cut_columns(_widened(tensors.attention(name, h, inputs).T, a).T, a.heads)
         bias = tensors.attention(f"{naming.out}.bias", h) if a.out_bias and share.index == 0 else None
+        if a.out_scale == 1.0 and a.value_dim == a.head_dim:
+            return tensors.dense.linear(tensors.attention_columns(name, h, inputs, a.heads), bias_O=bias)
+        weight = share.cut_columns(_widened(tensors.attention(name, h, inputs).T, a).T, a.heads)
         if a.out_scale != 1.0:
             weight, bias = weight * a.out_scale, None if bias is None else bias * a.out_scale
         return tensors.dense.linear(weight, bias_O=bias)
@@ -254,10 +253,7 @@ class LatentHalf:
             up = tensors.attention_weight("q_b_proj.weight", a.heads * a.head_dim, a.q_lora_rank)
             q_up = dense.linear(share.cut_rows(up, a.heads))
         up_k, up_v = (share.cut_rows(up, a.heads) for up in _up_projections(a, tensors))
-        read = tensors.attention_weight if share.count == 1 else tensors.attention
-        out = read(f"{tensors.naming.out}.weight", h, a.heads * a.value_dim)
-        if isinstance(out, Tensor):
-            out = share.cut_columns(out, a.heads)
+        out = tensors.attention_columns(f"{tensors.naming.out}.weight", h, a.heads * a.value_dim, a.heads)
         bias = tensors.attention(f"{tensors.naming.out}.bias", h) if a.out_bias and share.index == 0 else None
         scale_P = query_scale(a, len(rope.cos_PD))
         self._prepared = ops.prepare_mla(

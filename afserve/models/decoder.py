@@ -13,6 +13,7 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
+from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.indexer import NearRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
@@ -212,6 +213,11 @@ class AttentionModel:
     def rounding_error(self) -> float | None:
         """Relative, of linear maps that were rounded to `dense_dtype`; None where none was."""
         return self._dense.rounding_error
+
+    @property
+    def dense_in_fp8(self) -> bool:
+        """Whether linear maps stay in the checkpoint's FP8 blocks."""
+        return self._dense.holds_blocks and self.spec.fp8_block == (GROUP, GROUP)
 
     def fetches(self, layer: int) -> bool:
         """Whether latents of this layer, by its place in `keeps`, may lie far."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache, StateShape
+from afserve.kernels.formats.scaled import GROUP, ScaledRows
 from afserve.kernels.layer import BoundStates, Half, MixerParts, StateLayer
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -68,6 +69,14 @@ class HeadShare:
     def cut_columns(self, x_HR: Tensor, heads: int) -> Tensor:
         return self.cut_rows(x_HR.T, heads).T.contiguous()
 
+    def cut_groups(self, x_HR: ScaledRows, heads: int) -> ScaledRows | None:
+        """The same of FP8 blocks; None where the share's own columns begin or end within one."""
+        columns = x_HR.q_OI.shape[1]
+        size, first = columns // heads, self.index * heads // self.count
+        begin, end = first * size, (first + self.heads_of(heads)) * size
+        whole = not begin % GROUP and (end == columns or not end % GROUP)
+        return x_HR.columns(begin, end) if whole else None
+
 
 ALL_HEADS = HeadShare()
 
@@ -96,6 +105,20 @@ class LayerTensors:
 
     def attention_weight(self, part: str, outputs: int, inputs: int) -> Weight:
         return self.weight(f"{self.naming.attention}.{part}", outputs, inputs)
+
+    def attention_columns(self, part: str, outputs: int, inputs: int, heads: int) -> Weight:
+        name = self.naming.layer(self.layer, f"{self.naming.attention}.{part}")
+        return self.columns(name, (outputs, inputs), heads)
+
+    def columns(self, name: str, shape: tuple[int, int], heads: int) -> Weight:
+        """The share's own inputs of a linear map, those of `heads` one after the other."""
+        weight = self.dense.read(self.source, name, shape)
+        if isinstance(weight, ScaledRows):
+            own = self.share.cut_groups(weight, heads)
+            if own is not None:
+                return own
+            weight = weight.dequantised().to(self.dtype)
+        return self.share.cut_columns(weight, heads) if isinstance(weight, Tensor) else weight
 
     def linear(self, part: str, *shape: int) -> Tensor:
         """Of a gated delta net."""

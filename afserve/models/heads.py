@@ -16,7 +16,7 @@ from afserve.families.pattern.naming import Naming
 from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.ops import Ops
 from afserve.models.blocks import dequantised
-from afserve.models.dense import Dense, Weight
+from afserve.models.dense import Dense, End
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
 from afserve.spec_parts import TableSpec
@@ -26,8 +26,8 @@ from afserve.spec_parts import TableSpec
 class EndTensors:
     """Both V x H."""
 
-    embed_VH: Weight
-    head_VH: Weight
+    embed_VH: End
+    head_VH: End
 
 
 def load_ends(
@@ -51,13 +51,13 @@ def load_ends(
         )
     if spec.tied and not both:
         name = head if source.stores(head) else embedding
-        one = _held(dense.read(source, name, shape))
+        one = _held(dense.read_end(source, name, shape))
         return EndTensors(one, one)
-    embed_VH = _held(dense.read(source, embedding, shape))
+    embed_VH = _held(dense.read_end(source, embedding, shape))
     if asked == "embedding":
         return EndTensors(embed_VH, embed_VH)
     if not spec.tied or asked == "checkpoint":
-        return EndTensors(embed_VH, dense.read(source, head, shape))
+        return EndTensors(embed_VH, dense.read_end(source, head, shape))
     _check_equal(source.tensor(embedding, shape, dtype), source.tensor(head, shape, dtype), embedding, head)
     return EndTensors(embed_VH, embed_VH)
 
@@ -84,14 +84,14 @@ class TableMaps:
         return x_TH.div_(self._parts)
 
 
-def embedded(table_VH: Weight, token_T: Tensor, dtype: torch.dtype) -> Tensor:
+def embedded(table_VH: End, token_T: Tensor, dtype: torch.dtype) -> Tensor:
     """Fresh rows (T, H)."""
     if isinstance(table_VH, Tensor):
         return torch.index_select(table_VH, 0, token_T)
     return dequantised(table_VH[token_T], dtype)
 
 
-def _held(weight: Weight) -> Weight:
+def _held(weight: End) -> End:
     """Bytes that do not lie in a mapped file."""
     if isinstance(weight, Tensor):
         return weight

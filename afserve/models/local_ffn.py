@@ -171,17 +171,14 @@ def _share_of_maps(
     biases: tuple[Tensor | None, Tensor | None],
     tensors: LayerTensors,
 ) -> Maps:
-    (inner, hidden), share, dense = shape, tensors.share, tensors.dense
-
-    def read(name: str, *of: int) -> Tensor:
-        return tensors.source.tensor(name, of, tensors.dtype)
-
+    (inner, hidden), share, dense, source = shape, tensors.share, tensors.dense, tensors.source
     if len(first) > len(set(first)):
-        gate_up = list(read(first[0], 2 * inner, hidden).split(inner))
+        both = dense.read(source, first[0], (2 * inner, hidden))
+        gate_up = [both[:inner], both[inner:]]
     else:
-        gate_up = [read(name, inner, hidden) for name in first]
+        gate_up = [dense.read(source, name, shape) for name in first]
     own = [share.cut_rows(part, share.count) for part in gate_up]
-    down_weight = share.cut_columns(read(down, hidden, inner), share.count)
+    down_weight = tensors.columns(down, (hidden, inner), share.count)
     return dense.linear(*own, bias_O=biases[0]), dense.linear(down_weight, bias_O=biases[1])
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from afserve.coverage import QuantCoverage
 from afserve.errors import CheckpointError
 from afserve.kernels.formats.ggml import GgmlRows
-from afserve.kernels.formats.scaled import FP8, GROUP, BlockScaled
+from afserve.kernels.formats.scaled import FP8, GROUP, BlockScaled, quantised_blocks, spread
 from afserve.kernels.grouped import Grouped, groups_of
-from afserve.models.identity import DUMMY_SCALE
+from afserve.models.identity import DUMMY_SCALE, role_of
 from afserve.models.quantised import QuantisedWeights
 from afserve.models.shards import SINGLE, located
 from afserve.models.tensor_files import TensorFiles
@@ -48,6 +48,10 @@ class WholeTensors(Protocol):
         """The weight `name` as it is stored, if that is one of ggml's types whose rows lie as the family has them."""
         return None
 
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
+        return None
+
 
 class TensorSource(WholeTensors, Protocol):
     @property
@@ -71,9 +75,6 @@ class TensorSource(WholeTensors, Protocol):
     def together(self, names: Sequence[str], row: int | None = None) -> AbstractContextManager[None]:
         """Within it those tensors, or this row of each, are asked for: a disk reads all from the beginning."""
         return nullcontext()
-
-    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
-        """The weight `name` as it is stored, if that is e4m3 with 128x128 scales."""
 
     def has_int4(self, name: str) -> bool:
         """Whether the weight `name` is 4-bit codes with scales of groups, and `int4` gives them."""
@@ -203,7 +204,7 @@ class Checkpoint(StoredTensors):
         raw = self._shaped(name, shape)
         if raw.dtype != FP8 or self._fp8_block != (GROUP, GROUP):
             return None
-        return BlockScaled(raw.to(self._device), self._scale(name, shape, GROUP, GROUP).to(self._device))
+        return BlockScaled(raw.to(self._device), self._scale(name, shape, (GROUP, GROUP)).to(self._device))
 
     def has_int4(self, name: str) -> bool:
         how = self._quantised.how
@@ -254,14 +255,11 @@ class Checkpoint(StoredTensors):
             raise CheckpointError(
                 f"{self._where(name)}: {name} is FP8 but config.json has no quantization_config.weight_block_size"
             )
-        rows, columns = raw.shape
-        b0, b1 = self._fp8_block
-        scale = self._scale(name, (rows, columns), b0, b1)
-        full = scale.repeat_interleave(b0, 0)[:rows].repeat_interleave(b1, 1)[:, :columns]
-        return raw.float() * full
+        shape, block = (raw.shape[0], raw.shape[1]), self._fp8_block
+        return raw.float() * spread(self._scale(name, shape, block), shape, block)
 
-    def _scale(self, name: str, shape: tuple[int, int], b0: int, b1: int) -> Tensor:
-        rows, columns = shape
+    def _scale(self, name: str, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
+        (rows, columns), (b0, b1) = shape, block
         scale = self._raw(name + SCALE_SUFFIX).float()
         if tuple(scale.shape) != (-(-rows // b0), -(-columns // b1)):
             raise CheckpointError(
@@ -279,8 +277,11 @@ class DummyCheckpoint(TensorSource):
 
     makes_int4, bytes_read = True, 0
 
-    def __init__(self, seed: int = 0, scale: float = DUMMY_SCALE, device: torch.device = CPU) -> None:
-        self._seed, self._scale, self._device = seed, scale, device
+    def __init__(
+        self, seed: int = 0, device: torch.device = CPU, in_blocks: QuantCoverage | None = None
+    ) -> None:
+        """`in_blocks`: which linear maps are in FP8 blocks for who asks for those, but for routed experts."""
+        self._seed, self._device, self._in_blocks = seed, device, in_blocks
 
     def has_tensor(self, name: str) -> bool:
         return not name.endswith(".bias")
@@ -289,7 +290,10 @@ class DummyCheckpoint(TensorSource):
         return False
 
     def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
-        return None
+        said = self._in_blocks
+        if said is None or role_of(name) == "expert" or not said.covers(name.removesuffix(".weight")):
+            return None
+        return quantised_blocks(self.tensor(name, shape, torch.bfloat16))
 
     def has_int4(self, name: str) -> bool:
         return False
@@ -300,7 +304,7 @@ class DummyCheckpoint(TensorSource):
         code_OI = torch.empty(shape, dtype=torch.int8)
         for part, bits in self._bits(name, code_OI.view(-1)):
             torch.bitwise_right_shift(bits, 4, out=part)
-        scale = torch.tensor(self._scale / _CODE_DEVIATION).bfloat16().float()
+        scale = torch.tensor(DUMMY_SCALE / _CODE_DEVIATION).bfloat16().float()
         made = Grouped(code_OI, scale.expand(outputs, groups_of(inputs, size)).contiguous(), size)
         return replace(made, code_OI=made.code_OI.to(self._device), scale_OG=made.scale_OG.to(self._device))
 
@@ -315,14 +319,14 @@ class DummyCheckpoint(TensorSource):
             return torch.ones(shape, dtype=dtype, device=self._device)
         count = math.prod(shape)
         if count >= _LARGE:  # uniform, which is several times as fast
-            step = self._scale * 3**0.5 / (1 << 15)
+            step = DUMMY_SCALE * 3**0.5 / (1 << 15)
             made = torch.empty(shape, dtype=dtype)
             for part, bits in self._bits(name, made.view(-1), torch.int16):
                 part.copy_(bits).mul_(step)
             return made.to(self._device)
         return (
             torch.randn(shape, generator=self._generator(name), dtype=torch.float32)
-            .mul_(self._scale)
+            .mul_(DUMMY_SCALE)
             .to(self._device, dtype)
         )
 

@@ -4,6 +4,7 @@ value = quantised * scale, DeepSeek-V3's format (arXiv 2412.19437, 3.3): `weight
 no kernel and no file. Shapes: O x I weight, T x H rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,46 @@ class BlockScaled:
     def dequantised(self) -> Tensor:
         """float32, O x I."""
         return self.q_OI.float() * spread(self.scale, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """Rows of such a weight with each one's scales: q_OI e4m3, scale_OG float32, one for 128 inputs. Some of them, or
+    those of some numbers in this order, are `rows[...]`."""
+
+    q_OI: Tensor
+    scale_OG: Tensor
+
+    @classmethod
+    def of(cls, blocks: BlockScaled) -> "ScaledRows":
+        return cls(blocks.q_OI, blocks.scale.repeat_interleave(GROUP, 0)[: len(blocks.q_OI)])
+
+    @property
+    def device(self) -> torch.device:
+        return self.q_OI.device
+
+    def __len__(self) -> int:
+        return len(self.q_OI)
+
+    def __getitem__(self, rows: slice | Tensor) -> "ScaledRows":
+        return ScaledRows(self.q_OI[rows], self.scale_OG[rows])
+
+    def columns(self, first: int, end: int) -> "ScaledRows":
+        """Of inputs from `first` on, which are whole groups."""
+        groups = slice(first // GROUP, -(-end // GROUP))
+        return ScaledRows(self.q_OI[:, first:end].contiguous(), self.scale_OG[:, groups])
+
+    def dequantised(self) -> Tensor:
+        """float32, O x I."""
+        scale_OI = self.scale_OG.repeat_interleave(GROUP, 1)[:, : self.q_OI.shape[1]]
+        return self.q_OI.float() * scale_OI
+
+
+def joined_blocks(parts: Sequence[ScaledRows]) -> BlockScaled | None:
+    """All parts' rows one after the other; None where 128 of them have scales of more than one block."""
+    q_OI, scale_OG = (torch.cat(x) for x in ([p.q_OI for p in parts], [p.scale_OG for p in parts]))
+    blocks = BlockScaled(q_OI, scale_OG[::GROUP].contiguous())
+    return blocks if torch.equal(ScaledRows.of(blocks).scale_OG, scale_OG) else None
 
 
 def dequantised(
@@ -60,7 +101,7 @@ def blocks_of(rows: int, columns: int) -> tuple[int, int]:
     return -(-rows // GROUP), -(-columns // GROUP)
 
 
-def spread(scale: Tensor, shape: tuple[int, int]) -> Tensor:
+def spread(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] = (GROUP, GROUP)) -> Tensor:
     """One scale per block -> one per element."""
-    rows, columns = shape
-    return scale.repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :columns]
+    (rows, columns), (down, across) = shape, block
+    return scale.repeat_interleave(down, 0)[:rows].repeat_interleave(across, 1)[:, :columns]

@@ -22,7 +22,7 @@ from afserve.kernels.half import routed_half
 from afserve.kernels.latent import MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.libraries.library import Libraries
-from afserve.kernels.packed import SWIGLU, Biases, ExpertShape, Gating, PackedExperts, PackedLinear
+from afserve.kernels.packed import SWIGLU, Biases, ExpertShape, Gating, PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
 from afserve.kernels.row_steps import RowSteps
@@ -74,7 +74,6 @@ class TritonBackend(LatentBackend):
     ) -> None:
         super().__init__(device, multiprocessors, tiles or TileTable(), has_fp8, parts)
         self.libraries = libraries or Libraries()
-        self._expert_tiles = planned(self.tiles.expert_tiles)
         self._four_bit_tiles = planned(self.tiles.four_bit_tiles)
 
     @classmethod
@@ -97,9 +96,6 @@ class TritonBackend(LatentBackend):
 
     def with_tiles(self, tiles: TileTable) -> "TritonBackend":
         return TritonBackend(self.device, self._multiprocessors, tiles, self._has_fp8, self._parts)
-
-    def holds_fp8(self, dtype: torch.dtype) -> bool:
-        return self._has_fp8 and dtype.itemsize == 2
 
     def holds_int8(self, dtype: torch.dtype) -> bool:
         return dtype in CODED
@@ -244,9 +240,6 @@ class TritonBackend(LatentBackend):
         """Copied here first from devices whose memory kernels of this one cannot read."""
         read = all(reaches(self.device, part.device) for part in parts)
         return triton_norm.add_parts(parts) if read else super().add_parts(parts)
-
-    def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
-        return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)
 
     def route(
         self,

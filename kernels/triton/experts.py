@@ -80,7 +80,7 @@ class ExpertWeights:
 
 
 @triton.jit
-def _tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
+def tile_of(program, row_tiles, column_tiles, BAND: tl.constexpr):
     """Visit BAND row tiles column by column before the next band, so that their weights and rows stay in L2."""
     band_programs = BAND * column_tiles
     first = (program // band_programs) * BAND
@@ -97,7 +97,7 @@ def _gate_up(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
     CLAMPED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(inner, COLUMNS), BAND)
+    tile, column_tile = tile_of(tl.program_id(0), row_tiles, tl.cdiv(inner, COLUMNS), BAND)
     slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
     if slot < 0:
         return
@@ -158,7 +158,7 @@ def _down(
     SCALED: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    tile, column_tile = _tile_of(tl.program_id(0), row_tiles, tl.cdiv(hidden, COLUMNS), BAND)
+    tile, column_tile = tile_of(tl.program_id(0), row_tiles, tl.cdiv(hidden, COLUMNS), BAND)
     slot = tl.load(tile_slot_ptr + tile).to(tl.int64)
     if slot < 0:
         return

@@ -9,8 +9,8 @@ from afserve.kernels.formats.eight_bits import is_eight
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import PackedHeads
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.reference import Reference
 from afserve.kernels.triton.choice import choose_rows
+from afserve.kernels.triton.dense import DenseBackend
 from afserve.kernels.triton.eight import expect_words, rows_dtype
 from afserve.kernels.triton.kv import keep_latents
 from afserve.kernels.triton.latent_prompts import PromptPlans, plan_of, plannable
@@ -21,7 +21,7 @@ from afserve.kernels.triton.split import parts_for
 from afserve.kernels.triton.tiles import TileTable
 
 
-class LatentBackend(Reference):
+class LatentBackend(DenseBackend):
     """`parts` as of `TritonBackend`."""
 
     near_rows = FetchedRows
@@ -34,9 +34,8 @@ class LatentBackend(Reference):
         has_fp8: bool,
         parts: int | None,
     ) -> None:
-        super().__init__(device)
-        self._multiprocessors, self.tiles, self._parts = multiprocessors, tiles, parts
-        self._has_fp8 = has_fp8
+        super().__init__(device, multiprocessors, tiles, has_fp8)
+        self._parts = parts
 
     def empty_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """ConfigError for rows in 8 bits that are not read here."""

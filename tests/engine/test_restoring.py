@@ -353,12 +353,13 @@ def test_metrics_and_status_say_where_prompts_were_found():
     )
 
 
-def opened(stored=(), **settings):
+def opened(stored=(), dense=False, **settings):
     """(the tiers below, if any, what was said: (text, whether it warns))"""
     said = []
     kv = SimpleNamespace(
-        fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES, experts_as_stored=stored
-    )
+        fingerprint=Fingerprint("m", "bfloat16", "v1", BLOCK), block_bytes=BYTES, experts_as_stored=stored,
+        dense_in_fp8=dense,
+    )  # fmt: skip
     blocks = SimpleNamespace(part_bytes=0, block_bytes=BYTES, memory=lambda blocks: None)
     place = KvPlace(
         3,
@@ -405,21 +406,22 @@ def test_host_memory_comes_before_the_disk(tmp_path):
     disk._disk.close()
 
 
-def test_files_say_in_what_experts_were_kept(tmp_path):
-    """KV of a run whose kernels left experts in FP8 is not found by one that rounded them to the rows' dtype."""
+def test_files_say_in_what_weights_were_kept(tmp_path):
+    """KV of a run whose kernels left experts or linear maps in FP8 is not found by one that widened them."""
     folders = []
-    for stored, dtype in [
-        ((), "auto"),
-        (("fp8",), "auto"),
-        (("fp8",), "int8"),
-        ((), "int8"),
-        (("fp8",), "auto"),
+    for stored, dense, dtype in [
+        ((), False, "auto"),
+        (("fp8",), False, "auto"),
+        (("fp8",), True, "auto"),
+        (("fp8",), False, "int8"),
+        ((), False, "int8"),
+        (("fp8",), False, "auto"),
     ]:
-        kv, _ = opened(stored, kv_ssd=str(tmp_path), kv_ssd_size="2MiB", expert_dtype=dtype)
+        kv, _ = opened(stored, dense, kv_ssd=str(tmp_path), kv_ssd_size="2MiB", expert_dtype=dtype)
         folders.append(kv._tiers[0]._disk.store.folder)
         kv._tiers[0]._disk.close()
-    rounded, kept, int8, also_int8, again = folders
-    assert len({rounded, kept, int8}) == 3 and again == kept and also_int8 == int8
+    rounded, kept, both, int8, also_int8, again = folders
+    assert len({rounded, kept, both, int8}) == 4 and again == kept and also_int8 == int8
 
 
 def test_what_kernels_leave_as_it_is_stored():

@@ -1,4 +1,4 @@
-"""The reference with expert slots in e4m3 blocks: the oracle of FP8 experts, not a fast path.
+"""The reference with expert slots and linear maps in e4m3 blocks: the oracle of FP8 weights, not a fast path.
 
 It multiplies what the FP8 kernels multiply: weights times their block scales, rows and activations rounded through
 e4m3 in groups of 128 columns, all sums in float32. Everything else is `reference.py`. Shapes as there.
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from afserve.kernels.formats.scaled import GROUP, LARGEST, TINY, BlockScaled, quantised_blocks, to_fp8
-from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLinear
 from afserve.kernels.reference import Reference
 
 
@@ -24,9 +24,19 @@ class _Slots:
 
 class BlockReference(Reference):
     name = "torch-fp8"
+    fp8_maps = True
 
     def holds_fp8(self, dtype: torch.dtype) -> bool:
         return dtype.itemsize == 2
+
+    def pack_linear_fp8(self, weight: BlockScaled, bias_O: Tensor | None, dtype: torch.dtype) -> PackedLinear:
+        return PackedLinear(*weight.shape, None, bias_O, weight, dtype)
+
+    def linear(self, x_TI: Tensor, packed: PackedLinear) -> Tensor:
+        if not isinstance(packed.handle, BlockScaled):
+            return super().linear(x_TI, packed)
+        bias_O = None if packed.bias_O is None else packed.bias_O.float()
+        return F.linear(rounded_rows(x_TI), packed.handle.dequantised(), bias_O).to(x_TI.dtype)
 
     def empty_experts_fp8(self, shape: ExpertShape) -> PackedExperts:
         return PackedExperts(shape.slots, shape.hidden, shape.inner, None, None, _Slots(), dtype=shape.dtype)
@@ -83,4 +93,4 @@ def rounded_rows(x_TH: Tensor) -> Tensor:
     wide[:, :columns] = x_TH
     by_group = wide.view(tokens, groups, GROUP)
     scale = by_group.abs().amax(2, keepdim=True).clamp(min=TINY) / LARGEST
-    return (to_fp8(by_group / scale).float() * scale).view(tokens, -1)[:, :columns]
+    return (to_fp8(by_group / scale).float() * scale).flatten(1)[:, :columns]

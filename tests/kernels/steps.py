@@ -13,6 +13,7 @@ from afserve.engine.build import spec_of
 from afserve.families.table import naming_of
 from afserve.kernels.cache import StateShape
 from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
+from afserve.kernels.formats.scaled import FP8, BlockScaled
 from afserve.kernels.latent import MlaLayer
 from afserve.kernels.layer import GqaLayer
 from afserve.kernels.ops import Ops
@@ -36,6 +37,7 @@ class NoReadBack(TorchDispatchMode):
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_heads", "empty_experts", "set_expert", "put_expert", "set_expert_fp8", "prepare_gqa",
+    "pack_linear_fp8", "fp8_maps",
     "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4", "ggml",
     "set_expert_int4", "set_half", "prepare_mla", "bind_mla", "borrow_core", "expert_layers", "isa", "prepare_states",
     "stack_layers", "run_stack",  # on no device
@@ -134,6 +136,9 @@ def every_op(ops, batch, *, fp8, dtype=torch.bfloat16):
         )
     )  # fmt: skip
     experts = ops.empty_experts(8, hidden, 48, dtype, fp8=fp8)
+    if fp8:
+        blocks = BlockScaled(zeros(96, hidden, dtype=FP8), zeros(1, 1, dtype=torch.float32))
+        ops.linear(x, ops.pack_linear_fp8(blocks, zeros(96), dtype))
     ops.rms_norm(x, norm, 1e-6)
     ops.layer_norm(x, norm, norm, 1e-6)
     ops.add_rms_norm(x, x, norm, 1e-6)

@@ -27,7 +27,9 @@ def test_every_op_of_the_native_library_is_its_own(monkeypatch: pytest.MonkeyPat
 def test_what_the_library_leaves_to_pytorch_is_a_choice() -> None:
     """A backend that lost a method of its own would compare the truth with itself in every test."""
     kind = type(native("", 1)._backend)
-    assert inherited(kind) == {"layer_norm", "attend_latent", "keep_latents", "add_parts", "near_rows"}
+    assert inherited(kind) == {
+        "layer_norm", "attend_latent", "keep_latents", "add_parts", "near_rows", "pack_linear_fp8"
+    }  # fmt: skip
 
 
 def test_float16_falls_back_op_by_op(falling: Ops, truth: Ops, caplog: pytest.LogCaptureFixture) -> None:

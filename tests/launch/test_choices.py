@@ -112,6 +112,14 @@ def test_what_the_user_fixed_is_not_explained():
             "--dense-dtype int4: only CPUs keep them so, not --device cuda",
         ),
         (
+            Wishes(engine=EngineSettings(dense_dtype="fp8")),
+            "--dense-dtype fp8: only GPUs multiply linear maps in FP8 blocks, not --device cpu",
+        ),
+        (
+            Wishes(engine=EngineSettings(dense_dtype="fp8", device="cuda")),
+            "--dense-dtype fp8: config.json has no FP8 blocks of 128 x 128",
+        ),
+        (
             Wishes(
                 engine=EngineSettings(kv_dtype="fp8", device="cuda"),
                 gpus=Gpus(("A100",), (1 << 36,), (1 << 36,), fp8=False),

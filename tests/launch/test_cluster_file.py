@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afserve.config import EngineSettings, ModelSource
+from afserve.config import EngineConfig, EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.cluster import Host, read_cluster
@@ -19,6 +19,7 @@ from afserve.launch.render.layout import Sizes, layout_of
 from afserve.launch.sites.hosts import assigned_by
 from afserve.member import AttentionPhase, Role, attention_node, expert_node
 from afserve.server.http.settings import Listening, ServerSettings
+from afserve.spec import ModelSpec
 
 TEXT = """
 micro_batches = 2
@@ -196,14 +197,16 @@ def test_prefill_nodes_may_have_another_kind_of_device_than_decode_nodes(file: P
     source, spec = ModelSource(str(folder), "nano"), load_spec(folder)
     machine = Machine(cores=8, memory=64 << 30, memory_total=64 << 30)
 
-    def chosen(**engine: str) -> int:
+    def chosen(spec: ModelSpec = spec, **engine: str) -> EngineConfig:
         shares = (Share(1, 0), Share(1, 1, here=False))
         wishes = Wishes(
             2, 1, prefill=1, decode=1, engine=EngineSettings(**engine), prefill_device="cuda", hosts=shares
         )
-        return choose(spec, source, machine, wishes).deployment.engine.block_size
+        return choose(spec, source, machine, wishes).deployment.engine
 
-    assert chosen() == 64
+    assert chosen().block_size == 64 and chosen().dense_dtype == "auto"
+    in_blocks = replace(spec, fp8_block=(128, 128))
+    assert chosen(in_blocks).dense_dtype == chosen(in_blocks, dense_dtype="model").dense_dtype == "model"
     for engine, said in (
         ({"isa": "avx2"}, "--isa: avx2 is of the kernels of CPUs, --device cuda has others"),
         (

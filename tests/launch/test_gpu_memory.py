@@ -6,10 +6,11 @@ import pytest
 
 from afserve.cli.plan.catalog import load_model
 from afserve.config import EngineSettings, ModelSource
-from afserve.errors import DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.kernels.devices import scratch
-from afserve.launch.plan.footprint import NODE_OVERHEAD, kept_dtype, kernel_bytes, role_bytes
+from afserve.launch.plan.bits import check_bits
+from afserve.launch.plan.footprint import NODE_OVERHEAD, kept_dense, kept_dtype, kernel_bytes, role_bytes
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import find_model
@@ -62,6 +63,32 @@ def test_fp8_checkpoints_are_8_bits_where_they_are_multiplied(tmp_path, name, gb
     assert kept(spec, expert_dtype="int4")[0] == "int4"
     assert kept(replace(spec, fp8_block=None)) == ("auto", 16.0)
     assert kept(replace(spec, fp8_block=(64, 128))) == ("auto", 16.0), "other blocks are de-quantised"
+
+
+def test_linear_maps_stay_fp8_where_gpus_multiply_it(tmp_path):
+    """Half of what an attention node has of 16 bits, but for its ends, and what MLA multiplies head by head."""
+    spec, source = spec_of("deepseek-v3", tmp_path, FP8), ModelSource("/a/folder", "a model")
+
+    def wishes(gpus=H200, **asked):
+        return Wishes(engine=EngineSettings(device="cuda", **asked), gpus=gpus)
+
+    assert kept_dense(spec, source, wishes()) == kept_dense(spec, source, wishes(dense_dtype="fp8")) == "fp8"
+    eight, sixteen = (role_bytes(spec, source, "fp8", kind)[0] for kind in ("fp8", "auto"))
+    assert (eight / 1e9, sixteen / 1e9) == (pytest.approx(20.1, abs=0.05), pytest.approx(34.2, abs=0.05))
+    wide = replace(source, dtype="float32")
+    for kind, rows, gpus in (
+        (replace(spec, fp8_block=None), source, H200),
+        (spec, wide, H200),
+        (spec, source, A100),
+    ):
+        assert kept_dense(kind, rows, wishes(gpus)) == "auto"
+        with pytest.raises(ConfigError, match=r"--dense-dtype fp8: (config.json|float32 rows|the GPUs here)"):
+            check_bits(kind, rows, wishes(gpus, dense_dtype="fp8"))
+    assert kept_dense(spec, source, Wishes()) == "auto", "CPUs de-quantise them"
+    assert (
+        role_bytes(spec, source, "fp8", kept_dense(spec, source, wishes(dense_dtype="model")))[0] == sixteen
+    )
+    check_bits(spec, source, wishes(A100, dense_dtype="model"))
 
 
 def test_mxfp4_has_scales_of_a_byte_on_gpus(tmp_path):
@@ -139,10 +166,10 @@ def test_kv_gives_way_to_what_kernels_take(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "thousands"),  # KV tokens of an attention node on each card, 0 where the model does not fit
     [
-        ("deepseek-v3", (0, 1040, 1439)),
+        ("deepseek-v3", (0, 1201, 1600)),
         ("kimi-k2", (0, 0, 0)),  # 1,015 GB in FP8, six cards have 1,077 at most and keep a tenth of it
-        ("qwen3-235b-a22b", (229, 457, 603)),
-        ("glm-4.5", (79, 196, 270)),
+        ("qwen3-235b-a22b", (257, 485, 631)),
+        ("glm-4.5", (112, 228, 303)),
         ("gpt-oss-120b", (1248, 2307, 2984)),
         ("qwen3-30b-a3b", (555, 1001, 1287)),
     ],

@@ -11,8 +11,10 @@ from afserve.control.wire.change_values import ScaleTo
 from afserve.engine.build import colocated
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.device_shares import shares_of
+from afserve.families.fp8_maps import parameters_in_blocks
 from afserve.families.table import load_spec
 from afserve.kernels.cache import PagedCache
+from afserve.launch.plan.footprint import saved_by_blocks
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.machine import Machine
@@ -61,11 +63,14 @@ def test_a_gpu_has_its_part_of_kv_and_weights(name, devices, kv, codes, tmp_path
     shares = shares_of(spec, devices)
     ends = 2 * spec.vocab_size * spec.hidden
     whole = [2 * one.attention_parameters() for one in (spec, shares.leading)]
-    assert one.attention.weights == whole[0] and several.attention.weights == 2 * shares.leading_parameters
+    saved = [saved_by_blocks(parameters_in_blocks(one), 2) for one in (spec, shares.leading)]
+    assert one.attention.weights == whole[0] - saved[0] < 0.6 * whole[0]
+    assert several.attention.weights == 2 * shares.leading_parameters - saved[1]
+    assert saved[0] / devices <= saved[1] < saved[0] / devices * 2.2, "a latent's map is whole on each"
     assert shares.leading_parameters == whole[1] // 2 - ends // 2 + ends // 2 // devices, (
         "of the LM head its part"
     )
-    assert whole[0] / devices < several.attention.weights < ends + (whole[0] - ends) / devices * 2.2
+    assert whole[0] / devices < 2 * shares.leading_parameters < ends + (whole[0] - ends) / devices * 2.2
     assert shares.further_parameters < whole[1] / 2 - ends + ends / 2 / devices
     kept = shares_of(spec, devices, split_head=False)
     assert (kept.leading_parameters, kept.head) == (whole[1] // 2, 0)

@@ -104,6 +104,7 @@ class KvCache:
             block_size=first.block_size,
         )
         self.experts_as_stored = kept_as_stored(model.spec, model.ops, model.dtype)
+        self.dense_in_fp8 = model.dense_in_fp8
         self.on_evict: OnEvict | None = None
         self.on_idle: OnIdle | None = None
         self.on_part: OnEvict | None = None

@@ -3,10 +3,11 @@ shapes of what lies in one memory. Values in, values out."""
 
 from dataclasses import replace
 
-from afserve.config import AUTO, ModelSource
+from afserve.config import AUTO, MODEL_DTYPE, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.device_shares import FLAG, check_split, shares_of
-from afserve.launch.plan.footprint import element_bytes, role_bytes
+from afserve.families.fp8_maps import BLOCK, parameters_in_blocks
+from afserve.launch.plan.footprint import element_bytes, kept_dense, role_bytes, saved_by_blocks
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.spec import ModelSpec
 
@@ -17,7 +18,7 @@ def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[st
     if count == 1:
         return
     check_split(spec, count)
-    if engine.dense_dtype != AUTO:
+    if engine.dense_dtype not in (AUTO, "fp8", MODEL_DTYPE):
         raise ConfigError(
             f"{FLAG} {count} and --dense-dtype: maps that are split keep the model's numbers; leave out one",
             param="tensor_parallel",
@@ -31,20 +32,24 @@ def check_devices(spec: ModelSpec, wishes: Wishes, nodes: Share, picked: dict[st
     picked["devices"] = f"{count} GPUs for each attention node"
 
 
-def check_kinds(wishes: Wishes) -> None:
-    """Raises ConfigError for settings that not every attention node could have, where prefill nodes are on another kind
-    of device than decode nodes."""
+def of_kinds(spec: ModelSpec, wishes: Wishes, picked: dict[str, str]) -> Wishes:
+    """What every attention node can have, where prefill nodes are on another kind of device than decode nodes: FP8
+    blocks of linear maps stay on none. Raises ConfigError."""
     engine = wishes.engine
     if len(wishes.attention_on) == 1:
-        return
+        return wishes
     for device in sorted(wishes.attention_on):
         replace(engine, device=device)  # raises
-    if engine.dense_dtype != AUTO:
+    if engine.dense_dtype not in (AUTO, MODEL_DTYPE):
         raise ConfigError(
             f"--dense-dtype {engine.dense_dtype}: prefill nodes on {wishes.prefill_device} and decode nodes on "
             f"{engine.device} would not round weights alike; leave it out",
             param="dense_dtype",
         )
+    if spec.fp8_block != (BLOCK, BLOCK):
+        return wishes
+    picked["dense-dtype"] = f"{MODEL_DTYPE}, so that nodes on CPUs and on GPUs compute alike"
+    return replace(wishes, engine=replace(engine, dense_dtype=MODEL_DTYPE))
 
 
 def _check_gpus(wishes: Wishes, nodes: Share) -> None:
@@ -91,9 +96,14 @@ def kept_shapes(spec: ModelSpec, wishes: Wishes) -> tuple[ModelSpec, ...]:
 def attention_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes, kept: str) -> int:
     """Weights of an attention node in one memory: on GPUs those of its first device, which has the most. `kept`: the
     experts' dtype."""
-    count, dense = wishes.engine.tensor_parallel, wishes.engine.dense_dtype
+    count, dense, size = (
+        wishes.engine.tensor_parallel,
+        kept_dense(spec, source, wishes),
+        element_bytes(source, spec),
+    )
     if count == 1:
         return role_bytes(spec, source, kept, dense)[0]
     shares = shares_of(spec, count, split_head=not wishes.engine.drafts().head)
     further = shares.more * shares.further_parameters if wishes.engine.device == "cpu" else 0
-    return (shares.leading_parameters + further) * element_bytes(source, spec)
+    blocks = parameters_in_blocks(shares.leading) if dense == "fp8" else 0
+    return (shares.leading_parameters + further) * size - saved_by_blocks(blocks, size)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from afserve.config import AUTO, ModelSource
 from afserve.config_texts import libraries_of
+from afserve.families.fp8_maps import BLOCK, parameters_in_blocks
 from afserve.kernels.devices import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
@@ -76,7 +77,7 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     `native fp8`, or on GPUs `fp8` or `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
-    if asked == AUTO and spec.fp8_block == (128, 128):
+    if asked == AUTO and spec.fp8_block == (BLOCK, BLOCK):
         kept = "fp8" if on_gpu else "native fp8"
         return kept if _stays_fp8(spec, wishes, computed_dtype(spec, source), on_gpu) else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
@@ -87,13 +88,26 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     return "mxfp4" if on_gpu and how is not None and how.e2m1 else "stored"
 
 
+def kept_dense(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
+    """What all other linear maps are kept in: as asked for, or `fp8` where auto leaves a checkpoint's blocks, which
+    `models.dense` asks kernels for."""
+    asked, on_gpu = wishes.engine.dense_dtype, wishes.engine.device != "cpu"
+    blocks = asked == AUTO and on_gpu and spec.fp8_block == (BLOCK, BLOCK)
+    return "fp8" if blocks and gpus_multiply_fp8(wishes, computed_dtype(spec, source)) else asked
+
+
+def gpus_multiply_fp8(wishes: Wishes, computed: str) -> bool:
+    """With rows of this dtype."""
+    return (wishes.gpus is None or wishes.gpus.fp8) and BYTES[computed] <= 2
+
+
 def _stays_fp8(spec: ModelSpec, wishes: Wishes, computed: str, on_gpu: bool) -> bool:
     """Whether experts in blocks, or random ones of such a model, stay so where rows are of this dtype: what
     `models.keeping` asks of kernels."""
     if spec.moe.activation != "silu":
         return False
     if on_gpu:
-        return (wishes.gpus is None or wishes.gpus.fp8) and BYTES[computed] <= 2
+        return gpus_multiply_fp8(wishes, computed)
     return computed not in ("float32", "float16") and find_spec("afserve.kernels._native") is not None
 
 
@@ -109,7 +123,9 @@ def role_bytes(
     size = element_bytes(source, spec)
     how = spec.quantization if expert_dtype == "stored" else None
     gguf = how if how is not None and how.gguf and dense_dtype == "auto" else None
-    own, routed = _own_bytes(spec, size, dense_dtype, gguf), spec.routed_parameters()
+    blocks = parameters_in_blocks(spec) if dense_dtype == "fp8" else 0
+    own = _own_bytes(spec, size, dense_dtype, gguf) - saved_by_blocks(blocks, size)
+    routed = spec.routed_parameters()
     if how is not None and how.gguf:
         return own, int(routed * how.expert_bits / 8)
     if expert_dtype in _KEPT_BITS:
@@ -126,6 +142,11 @@ def role_bytes(
         (maps - 1) * spec.moe.inner + spec.expert_width
     )  # of one expert: float32, one for every output
     return own, routed + spec.moe_layers * spec.experts * scales
+
+
+def saved_by_blocks(numbers: int, size: int) -> int:
+    """Bytes, of so many numbers in FP8 blocks in the place of `size` bytes each."""
+    return int(numbers * (size - _FP8_BITS / 8))
 
 
 def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: Quantization | None) -> int:

@@ -12,14 +12,14 @@ from afserve.config import MAX_MICRO_BATCHES, EngineConfig, EngineSettings, Mode
 from afserve.control.membership.balancing import BalanceRules
 from afserve.control.wire.desired import Deployment, shortest_silence
 from afserve.errors import ConfigError, DoesNotFitError
+from afserve.launch.plan.bits import check_bits
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
-from afserve.launch.plan.devices import check_devices, check_kinds, kept_shapes
+from afserve.launch.plan.devices import check_devices, kept_shapes, of_kinds
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.plan.footprint import (
     NODE_OVERHEAD,
-    computed_dtype,
     gib,
     kept_dtype,
     kv_element_bytes,
@@ -133,9 +133,10 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         wishes = replace(
             wishes, expert_hosts=tuple(seat(expert_node(n), len(seats)) for n in range(nodes.experts))
         )
-    _check_colocated_and_bits(spec, source, wishes, nodes)
+    _check_colocated(wishes, nodes)
+    check_bits(spec, source, wishes)
     check_devices(spec, wishes, nodes, picked)
-    check_kinds(wishes)
+    wishes = of_kinds(spec, wishes, picked)
     if wishes.gpus is not None:
         machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
     micro_batches = micro_batches_of(wishes, nodes, picked)
@@ -219,31 +220,13 @@ def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, s
     return replace(machine, memory=min(gpus.free), memory_total=min(gpus.total), limited_by="GPU memory")
 
 
-def _check_colocated_and_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes, nodes: Share) -> None:
-    """What is asked of expert nodes that are not there, and of few bits that nothing multiplies."""
+def _check_colocated(wishes: Wishes, nodes: Share) -> None:
+    """What is asked of expert nodes that are not there."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
         raise ConfigError("--wire-dtype fp8: a colocated run sends no rows; drop it, or give --experts")
     if wishes.engine.prompt_share != EngineSettings().prompt_share and not nodes.experts:
         raise ConfigError(
             "--prompt-share: expert nodes share their time so, a colocated run has none; drop it, or give --experts"
-        )
-    dense, half = wishes.engine.dense_dtype, computed_dtype(spec, source) == "float16"
-    if dense != "auto" and wishes.engine.device != "cpu":
-        raise ConfigError(
-            f"--dense-dtype {dense}: only CPUs keep them so, not --device {wishes.engine.device}; leave it out"
-        )
-    if dense != "auto" and half:
-        raise ConfigError(
-            f"--dense-dtype {dense}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16"
-        )
-    old = wishes.engine.device != "cpu" and wishes.gpus is not None and not wishes.gpus.fp8
-    if wishes.engine.kv_dtype == "fp8" and old:
-        told = "the GPUs here have no FP8 conversions (compute capability 8.9 or newer)"
-        raise ConfigError(f"--kv-dtype fp8: {told}; use int8, or leave it out", param="kv_dtype")
-    kept = wishes.engine.expert_dtype
-    if kept != "auto" and wishes.experts_on == "cpu" and half:
-        raise ConfigError(
-            f"--expert-dtype {kept}: multiplies bfloat16 or float32 rows on CPUs, not float16; add --dtype bfloat16"
         )
 
 

@@ -8,7 +8,7 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
-from afserve.launch.plan.footprint import needs
+from afserve.launch.plan.footprint import kept_dense, needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.machine import Machine
@@ -79,7 +79,7 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
                 source,
                 machine,
                 wishes.engine.expert_dtype,
-                wishes.engine.dense_dtype,
+                kept_dense(spec, source, wishes),
                 wishes.engine.kv_dtype,
             )
             raise DoesNotFitError(

@@ -16,6 +16,7 @@ from torch import Tensor
 from afserve.families.device_shares import ffn_is_split, is_split
 from afserve.kernels.cache import LayerCache
 from afserve.kernels.devices.opened import device_of
+from afserve.kernels.formats.scaled import FP8, BlockScaled
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
@@ -32,7 +33,7 @@ from afserve.models.devices.kept import EachShape, KeptApart
 from afserve.models.halves import AttentionHalf, HeadShare, LayerTensors, Part, SplitLoading
 from afserve.models.rope import Rotary
 from afserve.models.router import Router
-from afserve.models.weights import WholeTensors
+from afserve.models.weights import SCALE_SUFFIX, WholeTensors
 from afserve.spec import ModelSpec
 
 Joint = Callable[[Sequence[Tensor]], Tensor]
@@ -58,6 +59,15 @@ class ReadOnce(WholeTensors):
         if (name, dtype) not in self.read:
             self.read[name, dtype] = self.whole.tensor(name, shape, dtype)
         return self.read[name, dtype].to(self.device, copy=True)
+
+    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
+        codes, scales = (name, FP8), (name + SCALE_SUFFIX, torch.float32)
+        if codes not in self.read:
+            found = self.whole.block_scaled(name, shape)
+            if found is None:
+                return None
+            self.read[codes], self.read[scales] = found.q_OI, found.scale
+        return BlockScaled(*(self.read[each].to(self.device) for each in (codes, scales)))
 
 
 class Devices:

@@ -18,7 +18,6 @@ from afserve.gguf.kinds import PACKED
 from afserve.gguf.names import TensorPiece, pieces_of
 from afserve.json_file import LIST_BYTES, read_object
 from afserve.kernels.formats.ggml import TYPES, GgmlRows
-from afserve.kernels.formats.scaled import BlockScaled
 from afserve.kernels.grouped import Grouped
 from afserve.models.blocks import dequantised, groups
 from afserve.models.shards import GGUF_INDEX, read_index
@@ -75,9 +74,6 @@ class GgufCheckpoint(StoredTensors):
 
     def rows(self, name: str, shape: tuple[int, ...], first: int, count: int, dtype: torch.dtype) -> Tensor:
         return self.tensor(name, shape, dtype)[first : first + count].clone()
-
-    def block_scaled(self, name: str, shape: tuple[int, int]) -> BlockScaled | None:
-        return None
 
     def ggml(self, name: str, shape: tuple[int, int]) -> GgmlRows | None:
         piece = self._pieces.get(name)

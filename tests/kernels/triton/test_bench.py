@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from afserve.kernels.triton.backend import TritonBackend
-from bench.cuda_cases import SMALL, Experts, Planned, expert_case, gqa_case, groups, mla_case, small_case
+from bench.cuda_cases import (
+    SMALL,
+    Experts,
+    Planned,
+    expert_case,
+    gqa_case,
+    groups,
+    linear_case,
+    mla_case,
+    small_case,
+)
 from bench.cuda_clock import Case, Limits
 from bench.cuda_rows import measure, row_of
 from bench.kernels_cuda import GROUPS, line, main
@@ -53,16 +63,26 @@ def test_weights_are_made_once_for_all_rows(device):
     assert experts._weights is not kept
 
 
-@pytest.mark.parametrize(("queries", "context"), [(1, 20), (12, 12)])
-def test_gqa_and_its_peer(ops, queries, context):
+@pytest.mark.parametrize(
+    ("queries", "context", "kv", "off"),
+    [(1, 20, "", 0.03), (12, 12, "", 0.03), (1, 20, "int8", 0.05), (1, 20, "fp8", 0.15)],
+)
+def test_gqa_and_its_peer(ops, fp8, queries, context, kv, off):
     torch.manual_seed(1)
-    case = gqa_case(ops, 2, queries, context, heads=4, groups=2, size=16, block=8)
+    case = gqa_case(ops, 2, queries, context, heads=4, groups=2, size=16, block=8, kv=kv)
     peer = case.peer().transpose(1, 2).flatten(0, 1)
-    assert torch.allclose(case.run().float(), peer.float(), atol=0.03)
+    assert torch.allclose(case.run().float(), peer.float(), atol=off)
+
+
+def test_a_linear_map_in_fp8_and_its_peer(ops, fp8):
+    case = linear_case(ops, 3, 128, 256)
+    peer = case.peer().float()
+    assert (case.run().float() - peer).norm() < 0.06 * peer.norm() and case.bytes == 128 * 256 + 6 * 384
 
 
 def test_other_cases_run(ops, fp8):
-    mla_case(ops, 2, 20, 3, rank=16, rope=8, block=8).run()
+    for kv in ("", "int8", "fp8"):
+        assert mla_case(ops, 2, 20, 3, rank=16, rope=8, block=8, kv=kv).run().isfinite().all()
     for op in SMALL:
         case = small_case(ops, op, 2, hidden=64, experts=32)
         assert case.bytes > 0
@@ -78,7 +98,7 @@ def test_the_plan_has_the_sizes_that_the_bars_are_about(ops):
         assert {f"{kind} E{n} rows{rows}" for n in (8, 64) for rows in (1, 128)} <= names
     assert {"A128 batch32", "A128 batch128"} <= {p.name for p in planned["mla"]}
     without = groups(TritonBackend(ops.device, 2, has_fp8=False))
-    assert not any("fp8" in p.name for p in without["experts"])
+    assert not any("fp8" in p.name for group in without.values() for p in group)
 
 
 def test_the_slower_limit_binds():

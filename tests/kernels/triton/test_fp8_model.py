@@ -1,15 +1,19 @@
-"""A tiny DeepSeek-V3 in FP8, served by the Triton backend: its experts stay e4m3 and give what the CPU oracle gives."""
+"""A tiny DeepSeek-V3 in FP8, served by the Triton backend: its weights stay e4m3 and give what the CPU oracle gives."""
 
 import pytest
 import torch
 
 from afserve.comm.m2n.bank import LocalBankLink
 from afserve.config import EngineConfig, ModelSource
-from afserve.engine.build import build_attention_node, build_expert_bank, spec_of
+from afserve.engine.build import build_attention_node, build_expert_bank, spec_of, tensors_of
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.errors import ConfigError
+from afserve.families.table import naming_of
 from afserve.kernels.formats.scaled import FP8, BlockScaled, quantised_blocks
 from afserve.kernels.ops import Ops
+from afserve.kernels.reference import Reference
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.models.decoder import AttentionModel
 from tests.kernels.reference_fp8 import BlockReference
 
 pytestmark = pytest.mark.usefixtures("fp8")
@@ -72,19 +76,51 @@ def test_no_weight_is_held_twice(ops, source):
         assert packed.handle.gate_up_EJH.dtype is FP8 and packed.handle.down_EHI.dtype is FP8
 
 
-def test_an_engine_serves_it(device, ops, source):
-    spec = spec_of(source)
+def served(source, ops, kept):
+    """Tokens, and the node that chose them."""
+    spec, where = spec_of(source), str(ops.device)
     bank = build_expert_bank(source, held(spec, spec.experts), spec.experts, ops=ops)
     config = EngineConfig(
-        max_model_len=32, kv_blocks=16, block_size=8, max_batch_tokens=5, micro_batches=1, device=str(device)
-    )
+        max_model_len=32, kv_blocks=16, block_size=8, max_batch_tokens=5, micro_batches=1, device=where,
+        dense_dtype=kept,
+    )  # fmt: skip
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops)
     node.submit(
-        GenerationRequest(0, (5, 77, 130), SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+        GenerationRequest(0, (5, 77, 130), SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))
     )
     tokens = []
     while node.busy:
         for event in node.step():
             assert event.error is None
             tokens += event.token_ids
-    assert len(tokens) == 3
+    return tokens, node
+
+
+def test_an_engine_serves_it(device, ops, source):
+    """Linear maps stay e4m3, too, but for one whose parts are no whole blocks; tokens are the oracle's."""
+    expected, _ = served(source, Ops(BlockReference(), torch.device("cpu"), 1), "fp8")
+    tokens, node = served(source, ops, "auto")
+    assert len(tokens) == 6 and tokens == expected
+    assert node.kv.dense_in_fp8
+
+
+def test_which_maps_stay_as_they_are_stored(ops, source):
+    spec = spec_of(source)
+    tensors, naming = tensors_of(source, spec, ops.device), naming_of(spec)
+    model = AttentionModel(spec, tensors, naming, ops, torch.bfloat16, 32)
+    plain = AttentionModel(spec, tensors, naming, ops, torch.bfloat16, 32, dense_dtype="model")
+    assert plain.layers[1]._half._prepared.layer.out.handle is None and not plain.dense_in_fp8
+    layer = model.layers[1]._half._prepared.layer
+    assert all(
+        isinstance(one.handle, BlockScaled) for one in (layer.out, layer.q_up, model.layers[1]._ffn.maps[1])
+    )
+    assert layer.down.handle is None, "its parts are no whole blocks"
+    assert {x.dtype for x in (layer.up_k.weight_AOI, layer.down.weight_OI, model._head.weight_OI)} == {
+        torch.bfloat16
+    }
+
+
+def test_dense_maps_in_fp8_need_something_that_multiplies_them(source):
+    told = "dense_dtype: fp8 needs Triton, a GPU of compute capability 8.9 or newer and 16-bit rows; here are the torch"
+    with pytest.raises(ConfigError, match=told):
+        served(source, Ops(Reference(torch.device("cpu")), torch.device("cpu"), 1), "fp8")

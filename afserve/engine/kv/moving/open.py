@@ -174,7 +174,8 @@ def _what(kv: KvCache, place: KvPlace) -> str:
     engine = place.engine
     experts = identify(place.source, ("expert",), DigestCache(user_folder()))[weights_of("expert")]
     # Files that are older than these settings say nothing of them.
-    later = [engine.dense_dtype] * (engine.dense_dtype != AUTO)
+    dense = "fp8" if kv.dense_in_fp8 else engine.dense_dtype
+    later = [dense] * (dense != AUTO)
     later += [f"kv {engine.kv_dtype}"] * (engine.kv_dtype != AUTO)
     if engine.expert_dtype == AUTO:
         later += [f"experts in {name}" for name in kv.experts_as_stored]

@@ -1,0 +1,97 @@
+"""Triton product of rows with a linear map in FP8 e4m3: a scale per 128x128 block of weights, one per row and 128
+columns of what is multiplied with them.
+
+A step is one block: its product in float32 is multiplied by both scales and added. It knows no layer and no checkpoint.
+Shapes: T rows, O outputs, I inputs.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from dataclasses import replace
+
+from torch import Tensor
+
+import triton.language as tl
+from afserve.kernels.formats.scaled import GROUP, BlockScaled
+from afserve.kernels.triton.config import FUSED, Tile
+from afserve.kernels.triton.experts import tile_of
+from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned
+from afserve.kernels.triton.quant import quantise_groups
+
+NARROWEST = 32  # columns of a program
+
+
+@launched(do_not_specialize=["rows", "x_scale_step"])
+def _multiply_blocks(
+    x_ptr, w_ptr, y_ptr, x_scale_ptr, w_scale_ptr, bias_ptr, rows, x_scale_step, outputs, inputs, groups,
+    EVEN: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BAND: tl.constexpr,
+):  # fmt: skip
+    tile, column_tile = tile_of(tl.program_id(0), tl.cdiv(rows, ROWS), tl.cdiv(outputs, COLUMNS), BAND)
+    row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    used = row < rows
+    column = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    safe = tl.where(column < outputs, column, 0).to(tl.int64)
+    k = tl.arange(0, DEPTH)
+    x_at = x_ptr + row[:, None] * inputs + k[None, :]
+    w_at = w_ptr + safe[None, :] * inputs + k[:, None]
+    w_scale_at = w_scale_ptr + (column_tile * COLUMNS // DEPTH) * groups
+    y = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for step in range(tl.cdiv(inputs, DEPTH)):
+        if EVEN:
+            x = tl.load(x_at, mask=used[:, None], other=0.0)
+            w = tl.load(w_at)
+        else:
+            left = inputs - step * DEPTH
+            x = tl.load(x_at, mask=used[:, None] & (k[None, :] < left), other=0.0)
+            w = tl.load(w_at, mask=k[:, None] < left, other=0.0)
+        x_scale = tl.load(x_scale_ptr + step * x_scale_step + row, mask=used, other=0.0)[:, None]
+        y += tl.dot(x, w) * (x_scale * tl.load(w_scale_at + step))
+        x_at += DEPTH
+        w_at += DEPTH
+    if BIAS:
+        y += tl.load(bias_ptr + safe)[None, :].to(tl.float32)
+    y_at = y_ptr + row[:, None] * outputs + column[None, :]
+    tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=used[:, None] & (column < outputs)[None, :])
+
+
+def linear_fp8(
+    x_TI: Tensor, weight: BlockScaled, bias_O: Tensor | None, tile: Tile, multiprocessors: int
+) -> Tensor:
+    """(T, O) of x_TI's dtype: rows rounded to e4m3 per 128 columns, times the blocks, plus the bias; rounded once.
+
+    `tile`: of the products of experts in FP8, whose step is one block; its columns are as many as give most
+    multiprocessors a program.
+    """
+    assert tile.depth == GROUP and GROUP % tile.columns == 0, f"tile {tile} crosses scale blocks"
+    rows, outputs = len(x_TI), len(weight.q_OI)
+    y_TO = x_TI.new_empty(rows, outputs)
+    if not rows:
+        return y_TO
+    q_TI, scale_TG = quantise_groups(x_TI)
+    _multiplying(rows, weight.shape, bias_O is not None, tile, multiprocessors)(
+        q_TI, weight.q_OI, y_TO, scale_TG, weight.scale, bias_O
+    )
+    return y_TO
+
+
+@planned
+def _multiplying(
+    rows: int, shape: tuple[int, int], bias: bool, tile: Tile, multiprocessors: int
+) -> PreparedLaunch:
+    outputs, inputs = shape
+    tile = filling(tile, rows, outputs, multiprocessors)
+    return PreparedLaunch(
+        _multiply_blocks, (cdiv(rows, tile.rows) * cdiv(outputs, tile.columns),),
+        (rows, rows, outputs, inputs, cdiv(inputs, GROUP)),
+        EVEN=inputs % GROUP == 0, BIAS=bias, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=GROUP, BAND=tile.band,
+        num_warps=tile.warps, num_stages=tile.stages, **FUSED,
+    )  # fmt: skip
+
+
+def filling(tile: Tile, rows: int, outputs: int, multiprocessors: int) -> Tile:
+    """The same with the most columns that give three of four multiprocessors a program, or with the fewest."""
+    columns = tile.columns
+    while columns > NARROWEST and 4 * cdiv(rows, tile.rows) * cdiv(outputs, columns) < 3 * multiprocessors:
+        columns //= 2
+    return replace(tile, columns=columns)
