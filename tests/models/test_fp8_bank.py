@@ -24,6 +24,10 @@ class Watched(BlockReference):
         self.plain += 1
         super().set_expert(experts, slot, gate_up_JH, down_HI, *biases)
 
+    def set_half(self, experts, slot, gate_up, down_HI):
+        self.plain += down_HI is not None
+        super().set_half(experts, slot, gate_up, down_HI)
+
     def set_expert_fp8(self, experts, slot, gate, up, down):
         self.stored.append((gate, up, down))
         super().set_expert_fp8(experts, slot, gate, up, down)
