@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,13 @@ import pytest
 
 from afserve.cli.main import run
 from afserve.cli.up import asked_of, up
+from afserve.launch.processes import forker
 from afserve.server.http.settings import ServerSettings
 from afserve.tokens.tokenizer import Tokenizer
+from tests.patching import patch_library
 from tests.server.conftest import Server
 from tests.server.nano import FOLDER, NanoBackend
+from tests.warm.interpreter import WARM
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -66,15 +68,10 @@ def test_settings_in_a_file():
 
 
 @pytest.mark.process
-def test_offline():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "offline.py")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0 and done.stdout.count("\n") >= 2, done.stderr
+def test_offline(monkeypatch, capsys):
+    WARM.address()
+    patch_library(monkeypatch, forker, "subprocess", Popen=WARM.fork_server)
+    assert printed("offline.py", "", monkeypatch, capsys).count("\n") >= 2
 
 
 def test_every_example_is_in_the_table():
