@@ -36,12 +36,12 @@ from afserve.engine.scheduling.scheduler import Scheduler
 from afserve.engine.stats import AttentionStats, KvStats, NearStats, TierStats
 from afserve.engine.stats.drafts import NO_DRAFTS
 from afserve.engine.step.choose import choose_runners
-from afserve.engine.step.host_reader import Fetch
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.look_ups import beside_of
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.picture_rows import PictureRows
 from afserve.engine.step.runner import T
+from afserve.engine.turns import Turns
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
@@ -67,10 +67,13 @@ class AttentionNode(Generic[T]):
     ) -> None:
         """`weights` names the numbers that were loaded, `groups` are what layers keep (see `KvCache`). No grammar
         without `guides`. `draft_model`: the one that `config` names."""
-        spec, self._link, self._config, self.isa = model.spec, link, config, model.ops.isa
+        spec, self.isa = model.spec, model.ops.isa
+        self._link, self._config, self._guides = link, config, guides
         self.kv = KvCache(model, config, weights, groups)
-        self.blocks, self.told = PooledBlocks(self.kv), ToldCache(self.kv.pool, config.kv_events)
-        self.kv.on_forgotten, self._pictures = self.told.gone, PictureRows(model)
+        self.blocks = PooledBlocks(self.kv)
+        self.told = ToldCache(self.kv.pool, config.kv_events)
+        self.kv.on_forgotten = self.told.gone
+        self._pictures = PictureRows(model)
         seeing = spec.encoder, self._pictures.reach
         self._scheduler = Scheduler(config, spec.vocab_size, eos_ids, self.kv.pool, self.told, *seeing)
         self._load = ExpertLoad.of(spec, config.micro_batches, model.ops.device)
@@ -88,17 +91,25 @@ class AttentionNode(Generic[T]):
             MicroBatch(i, *own, runner, self._meter, config, self._load, self._drafting, loop, reads)
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
         ]
-        turns = [m.run() for m in self._micro_batches]
-        self._loops = in_queues_apart(turns, model.places, config.gpu_kernels)
-        self._tickets: list[T | Fetch | None] = [None] * config.micro_batches
-        self._pace = Pace(config.micro_batches) if config.adaptive else None
+        steps = [m.run() for m in self._micro_batches]
+        self._turns = Turns(
+            self._micro_batches,
+            in_queues_apart(steps, model.places, config.gpu_kernels),
+            link,
+            self._scheduler,
+            self._meter,
+            self._load,
+            self._drafting,
+            Pace(config.micro_batches) if config.adaptive else None,
+        )
         self._adopted: int | None = None  # the epoch of the last placement that was adopted while serving
-        self.stalled, self.unread = True, ""  # the latter: what to say of tensors that nothing read
+        self.stalled = True
+        self.unread = ""  # what to say of tensors that nothing read
         self.expert_error: float | None = None  # relative, of expert weights that were rounded for this node
         self.dense_error: float | None = None  # the same of its other linear maps
         self.expert_memory: Callable[[], ExpertMemoryStats] = ExpertMemoryStats  # of a bank in this process
-        self._guides, self._row_bytes = guides, spec.hidden * model.dtype.itemsize
-        self._routed_bytes, self._prompt_tokens, self._generated_tokens = row_bytes_of(spec), 0, 0
+        self._row_bytes, self._routed_bytes = spec.hidden * model.dtype.itemsize, row_bytes_of(spec)
+        self._prompt_tokens = self._generated_tokens = 0
 
     def submit(self, request: GenerationRequest, shared: SharedPrompt | None = None) -> None:
         """Queue one request. Raises RequestError or OverloadedError; nothing changes then. Other nodes compute parts of
@@ -177,36 +188,9 @@ class AttentionNode(Generic[T]):
         return torch.inference_mode()
 
     def _advance(self) -> list[TokenEvent]:
-        self.stalled = True
-        for index in filter(self._can_go_on, range(len(self._loops))):
-            mine = self._micro_batches[index]
-            before, start = mine.steps, self._meter.now()
-            self._tickets[index] = next(self._loops[index])
-            self._meter.ran(index, start)
-            done = mine.steps > before
-            if done and self._drafting is not None and (ran := mine.ran) is not None:
-                pool = ran.rows * self._link.called.take_others(index)
-                ran = ran._replace(pool=pool, touched=self._load.touched(index))
-                self._drafting.note_step(ran, self._meter.now)
-            if done and self._pace is not None:
-                tokens, running = sum(len(event.token_ids) for event in mine.events), self._scheduler.running
-                self._pace.observe(self._meter.now(), tokens, running, decode_only=mine.decode_only)
-                self._scheduler.active = self._pace.active
-            self.stalled = self.stalled and not (done or mine.paused) and self._tickets[index] is None
+        self.stalled = self._turns.advance()
         self.stalled = not self._pictures.advance(self._meter, idle=self.stalled) and self.stalled
-        return self._take_events()
-
-    def _can_go_on(self, index: int) -> bool:
-        ticket = self._tickets[index]
-        if ticket is None:
-            return self._scheduler.has_work(index)
-        return ticket.copied.done() if isinstance(ticket, Fetch) else self._link.ready(ticket)
-
-    def _take_events(self) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
-        for micro_batch in self._micro_batches:
-            events += micro_batch.events
-            micro_batch.events.clear()
+        events = self._turns.take_events()
         self._generated_tokens += sum(len(event.token_ids) for event in events)
         return events
 
@@ -231,17 +215,13 @@ class AttentionNode(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """Whether rows are with the experts, or tokens on their way from a device."""
-        return any(ticket is not None for ticket in self._tickets)
+        """As of `Turns`."""
+        return self._turns.under_way
 
     def wait(self, timeout: float) -> None:
         """Park until a reply or a grammar is there, at most `timeout` seconds, or what a device was told before."""
         start = self._meter.now()
-        if fetch := next((t for t in self._tickets if isinstance(t, Fetch)), None):
-            fetch.wait(timeout)
-        elif tickets := [t for t in self._tickets if t is not None and not isinstance(t, Fetch)]:
-            self._link.wait(tickets, timeout)
-        elif self._guides is not None:
+        if not self._turns.wait(timeout) and self._guides is not None:
             self._guides.wait(timeout)
         if self.under_way:
             self._meter.slept(start)
@@ -258,7 +238,7 @@ class AttentionNode(Generic[T]):
             devices=self._config.tensor_parallel,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
-            steps=sum(m.steps for m in self._micro_batches),
+            steps=self._turns.steps,
             drafts=NO_DRAFTS if self._drafting is None else self._drafting.stats(),
         )
 
