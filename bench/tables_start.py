@@ -59,7 +59,10 @@ def _beyond_memory() -> str:
     for row in every:
         sizes = row["model_bytes"], row["streams"], row["prompt"], row["tokens"]
         rounds.setdefault((*sizes, row["machine"], row["kind"], row.get("expert_memory")), []).append(row)
-    lines = [_round_line(found) for found in rounds.values()]
+    lines = [
+        _round_line([row for row in found if row["commit"] == found[-1]["commit"]])
+        for found in rounds.values()
+    ]
     return (
         f"**A checkpoint larger than memory** (newest: {where(every[-1])}); `python -m bench.larger_than_memory --save`. Qwen3-30B-A3B's shape with random "
         "weights in bf16, one process, two threads: medians of rounds and their range. afserve keeps experts in so much memory and reads the others past the page cache; llama.cpp maps the "
