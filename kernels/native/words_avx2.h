@@ -14,7 +14,6 @@ namespace {
 constexpr int WORD_MOST = 32767;
 constexpr float WORD_LEAST_ROW = 1e-30f;  // the largest number of a row below which it counts as zeros: 1 / x must be a float
 constexpr int WORD_ROWS = 5;              // their sums are 10 of the 16 registers
-constexpr int CODE_OFFSET = 8;            // what a number of int4 is below its code
 constexpr int WORD_AHEAD = 2048;          // bytes that are asked for early
 constexpr int WORD_CHUNK = 8192;          // bytes of weights that several groups of rows take in turn
 
@@ -25,14 +24,18 @@ INLINE __m256i sixteen(const bf16* x, int left) {
   return _mm256_loadu_si256((const __m256i*)some);
 }
 
+INLINE unsigned most_of_sixteen(__m256i words) {
+  __m128i half = _mm_max_epu16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  __m128i inverted = _mm_xor_si128(half, _mm_set1_epi16(-1));  // the least of these is the instruction there is
+  return 0xffffu ^ unsigned(_mm_extract_epi16(_mm_minpos_epu16(inverted), 0));
+}
+
 // The largest magnitude of a row as the bits of a bf16, which order as whole numbers do.
 INLINE unsigned most_word(const bf16* x, int size) {
   __m256i most = _mm256_setzero_si256();
   for (int i = 0; i < size; i += 16)
     most = _mm256_max_epu16(most, _mm256_and_si256(sixteen(x + i, size - i), _mm256_set1_epi16(0x7fff)));
-  __m128i half = _mm_max_epu16(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
-  __m128i inverted = _mm_xor_si128(half, _mm_set1_epi16(-1));  // the least of these is the instruction there is
-  return 0xffffu ^ unsigned(_mm_extract_epi16(_mm_minpos_epu16(inverted), 0));
+  return most_of_sixteen(most);
 }
 
 INLINE __m256i numbers_of(__m128i eight, float inverse) {
@@ -47,13 +50,6 @@ INLINE int sum_of_sixteen(const int16_t* words) {
   __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
   four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-
-// What sums of a row's blocks begin with: codes of int4 lie plus CODE_OFFSET. Behind the row's numbers.
-INLINE void put_offsets(int16_t* row, int size) {
-  int32_t* offset = reinterpret_cast<int32_t*>(row + words_of_inputs(size));
-  for (int b = 0; b * BLOCK < size; b++)
-    offset[b] = -CODE_OFFSET * (sum_of_sixteen(row + b * BLOCK) + sum_of_sixteen(row + b * BLOCK + 16));
 }
 
 // `swapped`: of every four numbers the second and the third change places, which int8 weights ask for.
@@ -74,11 +70,6 @@ void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
     if (SWAPPED) words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256((__m256i*)(out + i), words);
   }
-}
-
-void row_to_int4_words(const bf16* x, int size, const ByteRows& to, int row) {
-  row_to_words<false>(x, size, to, row);
-  put_offsets(reinterpret_cast<int16_t*>(to.data + 2 * row * to.stride), size);
 }
 
 INLINE __m256i word_pair(const int16_t* x) {
@@ -141,56 +132,8 @@ INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-// Where a tile's whole sums go: times their group's scales to those of its rows, from column `first` on.
-struct ScaledSums {
-  const char* scales;
-  bool wide;
-  float* sum;
-  bool add;
-  int first;
-
-  // `total` of rows 0 .. R - 1: eight columns, `column` behind the first.
-  template <int R>
-  INLINE void put(const __m256i (&total)[R], int column) const {
-    __m256 scale = int4_scale(scales, wide, first + column);
-    for (int r = 0; r < R; r++) {
-      float* to = sum + r * PANEL + first + column;
-      __m256 so_far = add ? _mm256_loadu_ps(to) : _mm256_setzero_ps();
-      _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total[r]), scale, so_far));
-    }
-  }
-};
-
-}  // namespace
-
-#ifdef HAS_VNNI
-#include "int4_bytes_avxvnni.h"
-#else
-#include "int4_words_avx2.h"
-#endif
-
-namespace {
-
-// sum[R][64] += the products of one group times its scales. Returns where the next group begins.
-template <int R, bool E2M1>
-NOINLINE const char* int4_words(const int16_t* a, size_t stride, const int32_t* offset, const char* at, int blocks, bool wide,
-                                float* sum, bool add, const WordsAhead& ahead) {
-  const char* scales = at;
-  at += PANEL * (wide ? 4 : 2);
-  for (int b = 0; b < blocks; b++, a += BLOCK, offset++, add = true) {
-    for (int t = 0; t < 4; t++, at += INT4_TILE)
-      int4_tile<R, E2M1>(a, stride, offset, at, ahead.of(at), {scales, wide, sum, add, t * 16});
-  }
-  return at;
-}
-
 constexpr decltype(&int8_words<1>) int8_words_of[] = {nullptr,       int8_words<1>, int8_words<2>,
                                                       int8_words<3>, int8_words<4>, int8_words<5>};
-template <bool E2M1>
-constexpr decltype(&int4_words<1, E2M1>) int4_words_of[] = {
-    nullptr,             int4_words<1, E2M1>, int4_words<2, E2M1>, int4_words<3, E2M1>,
-    int4_words<4, E2M1>, int4_words<5, E2M1>, int4_words<INT4_ROWS, E2M1>};
-
 // Calls work(first row, rows) for all rows, in as few groups of at most `most` as there are and all alike.
 template <class Work>
 INLINE void in_word_groups(int rows, int most, const Work& work) {
@@ -224,22 +167,6 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
     }
 }
 
-void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
-  const char *at = panel.data, *then = at;
-  Groups groups{panel.group * BLOCK, panel.wide};
-  const size_t numbers = words_of_inputs(panel.blocks * BLOCK);
-  auto& words = panel.e2m1 ? int4_words_of<true> : int4_words_of<false>;
-  WordsAhead ahead{at + groups.panel_bytes(panel.blocks), next.data};
-  for (int b = 0; b < panel.blocks; b += panel.group, at = then) {
-    int n = panel.blocks - b < panel.group ? panel.blocks - b : panel.group;
-    in_word_groups(rows, INT4_ROWS, [&](int r, int some) {
-      const int16_t* row = words_of(a, r);
-      const int32_t* offset = reinterpret_cast<const int32_t*>(row + numbers) + b;
-      then = words[some](row + b * BLOCK, a.stride, offset, at, n, panel.wide, sum + r * PANEL, b > 0, ahead);
-    });
-  }
-  for (int r = 0; r < rows; r++)
-    for (int c = 0; c < PANEL; c += LANES) store(sum + r * PANEL + c, load(sum + r * PANEL + c) * a.scale[r]);
-}
-
 }  // namespace
+
+#include "int4_bytes_avx2.h"

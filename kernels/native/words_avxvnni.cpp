@@ -15,10 +15,8 @@ void gemm_int8_words_vnni(const ByteRows& a, int rows, const Int8Panel& panel, f
   gemm_int8_words(a, rows, panel, sum, next);
 }
 
-void to_int4_bytes_vnni(const bf16* x, int size, const ByteRows& to, int row) { row_to_int4_bytes(x, size, to, row); }
-
-void gemm_int4_words_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
-  gemm_int4_words(a, rows, panel, sum, next);
+void gemm_int4_bytes_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
+  gemm_int4_bytes(a, rows, panel, sum, next);
 }
 
 void gemm_ggml_words_vnni(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next) {

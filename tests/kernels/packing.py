@@ -1,5 +1,10 @@
-"""Experts from stacked weights, slot by slot. Shapes: E experts, J = 2 I gate over up, I inner, H hidden."""
+"""Experts from stacked weights, slot by slot. Shapes: E experts, J = 2 I gate over up, I inner, H hidden.
 
+And rows as products with weights of 4 bits read them."""
+
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from afserve.kernels.ops import Ops
@@ -14,3 +19,17 @@ def pack_experts(
     for slot in range(experts):
         ops.set_expert(packed, slot, gate_up_EJH[slot], down_EHI[slot])
     return packed
+
+
+def in_bytes(x: Tensor) -> Tensor:
+    """Each 32 numbers of a row as whole numbers of 8 bits with a scale of their own."""
+    inputs = x.shape[-1]
+    part = torch.nn.functional.pad(x.bfloat16().float(), (0, -inputs % 32)).unflatten(-1, (-1, 32))
+    most = part.abs().amax(-1, keepdim=True)
+    code = torch.where(most > 1e-30, part * (torch.tensor(127.0) / most), 0).round()
+    return (code.double() * (most / 127).double()).flatten(-2)[..., :inputs]
+
+
+def rows_of_int4(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """What rows of this dtype are rounded to, if at all by more than tests allow."""
+    return in_bytes if ops.isa == "avx2" and dtype == torch.bfloat16 else Tensor.double

@@ -1,5 +1,7 @@
 """Expert FFN and dense linear of the native library against float64, and their batch invariance."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.isa import isas_here
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.packed import SWIGLU, Gating
-from tests.kernels.packing import pack_experts
+from tests.kernels.packing import pack_experts, rows_of_int4
 
 pytestmark = pytest.mark.by_day(2)
 
@@ -47,13 +49,15 @@ def exact(
     down: Tensor,
     biases: tuple[Tensor, Tensor] | None = None,
     gating: Gating = SWIGLU,
+    rows: Callable[[Tensor], Tensor] = Tensor.double,
 ) -> Tensor:
+    """`rows`: what the products' rows are rounded to."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     up_bias, down_bias = (torch.zeros(m.shape[:2]) for m in (up, down)) if biases is None else biases
     for s in range(up.shape[0]):
-        both = x.double() @ up[s].double().t() + up_bias[s].double()
+        both = rows(x) @ up[s].double().t() + up_bias[s].double()
         share = torch.where(slot == s, weight, 0).sum(1, dtype=torch.float64)
-        out += share[:, None] * (gating.join(both) @ down[s].double().t() + down_bias[s].double())
+        out += share[:, None] * (rows(gating.join(both)) @ down[s].double().t() + down_bias[s].double())
     return out
 
 
@@ -109,12 +113,13 @@ def test_biases_and_a_clamped_swiglu(
         "int4": lambda m: torch.stack([*map(int4_rounded, m)]),
     }
     kept_up, kept_down = rounded[kept](up), rounded[kept](down)
+    of_rows = rows_of_int4(ops, dtype) if kept == "int4" else Tensor.double
     for rows in (1, 5, 33):
         x = 2 * torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
         slot, weight = routing(rows, shape[0], "skipped")
         out = torch.full((rows, shape[1]), float("nan"))
         ops.expert_ffn(x, slot, weight, packed, out)
-        wanted = exact(x, slot, weight, kept_up, kept_down, given if bias else None, gating)
+        wanted = exact(x, slot, weight, kept_up, kept_down, given if bias else None, gating, of_rows)
         torch.testing.assert_close(out.double(), wanted, atol=3 * tolerance(dtype), rtol=2e-2)
 
 
