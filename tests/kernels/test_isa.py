@@ -28,7 +28,8 @@ KINDS = {  # dtype of rows, how weights are kept, and bounds as shares of the re
     "int8": (BF16, {"int8": True}, 5e-4, 0.04),
     "int4": (BF16, {"int4": Groups(32)}, 5e-4, 0.04),
 }
-COARSE = 0.03, 0.1  # the same of avx2 with int4 weights: its rows have 8 bits there, with a scale for every 32 numbers
+# The same of avx2 with int4 weights, whose rows have 8 bits there and a scale for every 32 numbers.
+COARSE = 0.03, 0.1
 
 
 def test_every_set_of_the_library_can_be_named() -> None:
