@@ -11,7 +11,10 @@ from bench.origin import ROOT
 TOPOLOGIES = ("colocated", "1x1", "1x2")
 WIDE = (("deepseek-v3", 4), ("qwen3-235b-a22b", 4))  # dummy weights of these shapes, so many layers
 SANITIZER = "compute-sanitizer"
-FILES = ("experts", "bits", "attention", "router", "kv", "norm", "quant", "graph", "far", "joining", "symm")
+FILES = (
+    "experts", "bits", "linear_fp8", "attention", "eight", "router", "kv", "norm", "quant", "graph", "far",
+    "joining", "symm",
+)  # fmt: skip
 
 
 def steps(device: str, wheels: Path, scale: float) -> list[Step]:
