@@ -17,6 +17,8 @@ from afserve.launch.plan.models import find_model
 from afserve.launch.plan.node_memory import node_weights
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Share, Wishes
+from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.kv import attention_weight_bytes
 from afserve.placement.planner.perf.kv import kernel_bytes as planned_bytes
 from afserve.quantization import Quantization
 from afserve.spec_parts import CLAMPED_SWIGLU
@@ -89,6 +91,15 @@ def test_linear_maps_stay_fp8_where_gpus_multiply_it(tmp_path):
         role_bytes(spec, source, "fp8", kept_dense(spec, source, wishes(dense_dtype="model")))[0] == sixteen
     )
     check_bits(spec, source, wishes(A100, dense_dtype="model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"), [("deepseek-v3", 0.06), ("qwen3-235b-a22b", 0.01), ("glm-4.5", 0.01)]
+)
+def test_plan_and_up_count_alike(tmp_path, name, apart):
+    """An attention node's weights of an FP8 checkpoint. A plan has in FP8 what MLA multiplies head by head, too."""
+    own = role_bytes(spec_of(name, tmp_path, FP8), ModelSource("/a/folder", name), "fp8", "fp8")[0]
+    assert (1 - apart) * own < attention_weight_bytes(load_model(name), Precision("fp8"), 1) < own
 
 
 def test_mxfp4_has_scales_of_a_byte_on_gpus(tmp_path):
