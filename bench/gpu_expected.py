@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.kernels.triton.config import AttentionTile, Tile
 from afserve.kernels.triton.latent_prompts import LatentSizes
-from afserve.kernels.triton.linear_fp8 import filling
+from afserve.kernels.triton.linear_fp8 import FEW, tile_of_map
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import ModelShape
@@ -128,13 +128,13 @@ def attention_side(
 
 def linear_map(outputs: int, inputs: int, rows: int, loops: Mapping[tuple[str, str], int]) -> Work:
     """In FP8 blocks, with its rows' rounding."""
-    tile = filling(TileTable().expert_tiles("fp8", rows).down, rows, outputs, PROCESSORS)
-    shape = {128: "24576 x 1536", 64: "4096 x 7168", 32: "2112 x 7168"}[tile.columns]
-    loop = loops[f"linear fp8 {shape} rows {_budgeted(rows)}", "_multiply_blocks"]
+    tile = tile_of_map(TileTable(), PROCESSORS, rows, outputs)
+    shape = {128: "24576 x 1536", 64: "7168 x 16384", 32: "2112 x 7168"}[tile.columns]
+    loop = loops[f"linear fp8 {shape} rows {100 if rows > FEW else 8}", "_multiply_blocks"]
     steps = -(-rows // tile.rows) * -(-outputs // tile.columns) * -(-inputs // tile.depth)
     moved, flop = outputs * inputs + rows * (4.0 * inputs + 2.0 * outputs), 2.0 * outputs * inputs * rows
     name = f"linear map {outputs} x {inputs} in FP8"
-    return Work(name, moved, flop, _instructions(tile, steps, loop), fp8=rows > 32)
+    return Work(name, moved, flop, _instructions(tile, steps, loop), fp8=rows > FEW)
 
 
 def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, str], int]) -> Iterator[Work]:
@@ -143,7 +143,7 @@ def expert_side(setting: Setting, model: ModelShape, loops: Mapping[tuple[str, s
     inner, held = experts.elems // (3 * hidden), experts.experts // setting.experts
     each = setting.attention * setting.rows * experts.top_k / experts.experts
     tiles = TileTable().expert_tiles("fp8", int(each))
-    case = f"experts fp8 rows {_budgeted(each)}"
+    case = f"experts fp8 rows {8 if each <= 16 else 32 if each <= 32 else 100}"
     for kernel, tile, outputs, columns, depth in (
         ("_gate_up", tiles.gate_up, 2 * inner, inner, hidden), ("_down", tiles.down, hidden, hidden, inner),
     ):  # fmt: skip
@@ -253,11 +253,6 @@ def _loops() -> dict[tuple[str, str], int]:
     """Instructions of each kernel's loop, by case and kernel."""
     rows = budget().items()
     return {(case, kernel): int(str(row["loop"])) for (_, arch, case, kernel), row in rows if arch == ARCH}
-
-
-def _budgeted(rows: float) -> int:
-    """The rows in whose place the budget stands."""
-    return 8 if rows <= 16 else 32 if rows <= 32 else 100
 
 
 def _instructions(tile: Tile | AttentionTile, steps: int, loop: int) -> float:

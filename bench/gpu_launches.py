@@ -93,9 +93,13 @@ def _ffn(ops: TritonBackend, kind: str, hidden: int, inner: int, rows: int) -> N
 
 
 def linear_maps(ops: TritonBackend) -> Iterator[Launch]:
-    """DeepSeek-V3's queries in FP8, and maps of whose columns programs take fewer to fill the chip: of the shared
-    expert, and to latents."""
-    for outputs, inputs, several in ((24576, 1536, ROWS), (4096, 7168, (100,)), (2112, 7168, (8, 100))):
+    """DeepSeek-V3's queries in FP8, and maps of whose columns programs take fewer to fill the chip: out of attention,
+    and to latents."""
+    for outputs, inputs, several in (
+        (24576, 1536, (8, 100, 600)),
+        (7168, 16384, (8, 100)),
+        (2112, 7168, (8, 100)),
+    ):
         blocks = BlockScaled(zeros(outputs, inputs, dtype=FP8), zeros(*blocks_of(outputs, inputs), dtype=F32))
         packed = ops.pack_linear_fp8(blocks, None, BF16)
         for rows in several:

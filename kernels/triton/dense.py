@@ -1,6 +1,7 @@
 """Dense products on a CUDA device: PyTorch's (cuBLAS), and Triton's of maps whose weights stay in FP8. Shapes as in
 `reference.py`."""
 
+from functools import partial
 from typing import cast
 
 import torch
@@ -11,7 +12,7 @@ from afserve.kernels.packed import PackedLinear
 from afserve.kernels.reference import Reference
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton.launch import planned
-from afserve.kernels.triton.linear_fp8 import linear_fp8
+from afserve.kernels.triton.linear_fp8 import linear_fp8, tile_of_map
 from afserve.kernels.triton.tiles import TileTable
 
 
@@ -21,7 +22,8 @@ class DenseBackend(Reference):
     def __init__(self, device: torch.device, multiprocessors: int, tiles: TileTable, has_fp8: bool) -> None:
         super().__init__(device)
         self._multiprocessors, self.tiles, self._has_fp8 = multiprocessors, tiles, has_fp8
-        self._expert_tiles = planned(self.tiles.expert_tiles)
+        self._expert_tiles = planned(tiles.expert_tiles)
+        self._map_tile = planned(partial(tile_of_map, tiles, multiprocessors))
 
     def holds_fp8(self, dtype: torch.dtype) -> bool:
         return self._has_fp8 and dtype.itemsize == 2
@@ -36,8 +38,8 @@ class DenseBackend(Reference):
         if packed.handle is None:
             return super().linear(x_TI, packed)
         blocks = cast(BlockScaled, packed.handle)
-        tile = self._expert_tiles("fp8", len(x_TI)).down
-        return linear_fp8(x_TI, blocks, packed.bias_O, tile, self._multiprocessors)
+        tile = self._map_tile(len(x_TI), packed.outputs)
+        return linear_fp8(x_TI, blocks, packed.bias_O, tile)
 
     def mlp(self, x_TH: Tensor, gate_up: PackedLinear, down: PackedLinear) -> Tensor:
         return self.linear(triton_norm.silu_mul(self.linear(x_TH, gate_up)), down)

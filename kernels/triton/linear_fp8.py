@@ -17,7 +17,9 @@ from afserve.kernels.triton.config import FUSED, Tile
 from afserve.kernels.triton.experts import tile_of
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned
 from afserve.kernels.triton.quant import quantise_groups
+from afserve.kernels.triton.tiles import ALL, TileTable
 
+FEW, SOME = 16, 128  # rows up to which tiles are the same: what warms a node up launches each class of them
 NARROWEST = 32  # columns of a program
 
 
@@ -55,32 +57,23 @@ def _multiply_blocks(
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=used[:, None] & (column < outputs)[None, :])
 
 
-def linear_fp8(
-    x_TI: Tensor, weight: BlockScaled, bias_O: Tensor | None, tile: Tile, multiprocessors: int
-) -> Tensor:
-    """(T, O) of x_TI's dtype: rows rounded to e4m3 per 128 columns, times the blocks, plus the bias; rounded once.
-
-    `tile`: of the products of experts in FP8, whose step is one block; its columns are as many as give most
-    multiprocessors a program.
-    """
+def linear_fp8(x_TI: Tensor, weight: BlockScaled, bias_O: Tensor | None, tile: Tile) -> Tensor:
+    """(T, O) of x_TI's dtype: rows rounded to e4m3 per 128 columns, times the blocks, plus the bias; rounded once."""
     assert tile.depth == GROUP and GROUP % tile.columns == 0, f"tile {tile} crosses scale blocks"
     rows, outputs = len(x_TI), len(weight.q_OI)
     y_TO = x_TI.new_empty(rows, outputs)
     if not rows:
         return y_TO
     q_TI, scale_TG = quantise_groups(x_TI)
-    _multiplying(rows, weight.shape, bias_O is not None, tile, multiprocessors)(
+    _multiplying(rows, weight.shape, bias_O is not None, tile)(
         q_TI, weight.q_OI, y_TO, scale_TG, weight.scale, bias_O
     )
     return y_TO
 
 
 @planned
-def _multiplying(
-    rows: int, shape: tuple[int, int], bias: bool, tile: Tile, multiprocessors: int
-) -> PreparedLaunch:
+def _multiplying(rows: int, shape: tuple[int, int], bias: bool, tile: Tile) -> PreparedLaunch:
     outputs, inputs = shape
-    tile = filling(tile, rows, outputs, multiprocessors)
     return PreparedLaunch(
         _multiply_blocks, (cdiv(rows, tile.rows) * cdiv(outputs, tile.columns),),
         (rows, rows, outputs, inputs, cdiv(inputs, GROUP)),
@@ -89,9 +82,11 @@ def _multiplying(
     )  # fmt: skip
 
 
-def filling(tile: Tile, rows: int, outputs: int, multiprocessors: int) -> Tile:
-    """The same with the most columns that give three of four multiprocessors a program, or with the fewest."""
+def tile_of_map(tiles: TileTable, multiprocessors: int, rows: int, outputs: int) -> Tile:
+    """That of the second product of experts in FP8, whose step is one block, for few rows, some or many. But for many
+    it has the most columns that give three of four multiprocessors a program, or the fewest."""
+    tile = tiles.expert_tiles("fp8", FEW if rows <= FEW else SOME if rows <= SOME else ALL).down
     columns = tile.columns
-    while columns > NARROWEST and 4 * cdiv(rows, tile.rows) * cdiv(outputs, columns) < 3 * multiprocessors:
+    while rows <= SOME and columns > NARROWEST and 4 * cdiv(outputs, columns) < 3 * multiprocessors:
         columns //= 2
     return replace(tile, columns=columns)

@@ -6,8 +6,8 @@ import torch
 from afserve.kernels.formats.scaled import BlockScaled, ScaledRows, joined_blocks, quantised_blocks
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton.backend import TritonBackend
-from afserve.kernels.triton.config import Tile
-from afserve.kernels.triton.linear_fp8 import filling
+from afserve.kernels.triton.linear_fp8 import tile_of_map
+from afserve.kernels.triton.tiles import TileTable
 from tests.kernels.reference_fp8 import BlockReference
 
 
@@ -39,11 +39,13 @@ def test_rows_times_blocks(device, close, rows, outputs, inputs, bias, dtype):
 
 
 def test_columns_fill_the_chip():
-    tile = Tile(64, 128, 128, 4, 4, 4)
-    assert [filling(tile, 64, outputs, 132).columns for outputs in (24576, 7168, 4096, 2112)] == [
-        128, 64, 32, 32,
-    ]  # fmt: skip
-    assert filling(tile, 640, 2112, 132).columns == 128, "rows make programs, too"
+    for rows, height, columns in (
+        (1, 16, [128, 64, 32]),
+        (17, 64, [128, 64, 32]),
+        (129, 64, [128, 128, 128]),
+    ):
+        found = [tile_of_map(TileTable(), 132, rows, outputs) for outputs in (24576, 7168, 4096)]
+        assert [tile.columns for tile in found] == columns and {tile.rows for tile in found} == {height}
 
 
 def test_parts_of_a_map_are_blocks_where_they_fit():

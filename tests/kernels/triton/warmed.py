@@ -18,13 +18,12 @@ from afserve.comm.device_exchange.ends import Patience
 from afserve.comm.m2n.fused_message import rehearse_message
 from afserve.config import EngineConfig, ModelSource
 from afserve.engine import warm
-from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of
+from afserve.engine.build import build_expert_bank, dtype_of, layout_for, spec_of, tensors_of
 from afserve.engine.kv.cache import KvCache
 from afserve.families.table import naming_of
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.models.decoder import AttentionModel
-from afserve.models.weights import DummyCheckpoint
 from bench.gpu_chip import AbsentChip
 
 SERVED = [
@@ -48,11 +47,12 @@ def main(folder: str) -> None:
     config = EngineConfig(
         max_model_len=200, kv_blocks=64, block_size=8, max_batch_tokens=512, micro_batches=1
     )
-    tensors, dtype = DummyCheckpoint(1), dtype_of(source, spec)
+    dummy = replace(source, load_format="dummy")
+    tensors, dtype = tensors_of(dummy, spec, device), dtype_of(source, spec)
     model = AttentionModel(spec, tensors, naming_of(spec), ops, dtype, config.max_model_len)
     kv = KvCache(model, config)
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
-    bank = build_expert_bank(ModelSource(folder, "m", "bfloat16", "dummy"), held, spec.experts, ops=ops)
+    bank = build_expert_bank(dummy, held, spec.experts, ops=ops)
     like_TH, top_k = torch.empty((0, spec.hidden), dtype=dtype), spec.moe.top_k
     steps = warm.warm_attention(model, kv, config)
     calls = warm.warm_experts(bank, spec.moe_layers, like_TH, top_k, spec.experts, 512)
