@@ -188,6 +188,7 @@ def test_rooms_named_like_packages_have_no_init() -> None:
         assert (ROOT / "afserve" / room).is_symlink()
 
 
+@pytest.mark.slow
 def test_these_start_without_torch() -> None:
     """One after another in one interpreter; the first that brings it is named."""
     modules = [
