@@ -13,6 +13,7 @@ from torch import Tensor
 from afserve.comm.m2n.fused_message import fill
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import Header, Kind, Parcel, WireType
+from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.formats.eight_bits import KV_DTYPES
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of
 from afserve.kernels.grouped import Groups
@@ -27,6 +28,7 @@ from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.permute import RowPlan, plan_rows
+from afserve.kernels.triton.states import move_rows
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it
@@ -61,7 +63,7 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
         "small": partial(small, ops), "gqa": partial(gqa, ops), "mla-16": partial(mla, ops, 16),
         "mla-64": partial(mla, ops, 64),
         "mla-prompts": partial(mla_prompts, ops), "kv-eight": partial(eight_bits, ops),
-        "choice": partial(choices, ops), "near": near_rows, **maps,
+        "choice": partial(choices, ops), "near": near_rows, "states": partial(states, ops), **maps,
     }  # fmt: skip
 
 
@@ -169,6 +171,34 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
     turned = q, k, k, angle, angle, at, cache, cache, at, False
     yield "rope and write", partial(rope_write_kv, *turned)
     yield "norms, rope and write", partial(rope_write_kv, *turned, norm, norm, 1e-6)
+
+
+def states(ops: TritonBackend) -> Iterator[Launch]:
+    """Layers with states of Qwen3-Next, Kimi Linear and Granite 4 (Mamba-2), one token of each sequence; and the gate
+    of Qwen3-Next's attention and of its shared expert."""
+    at, table = zeros(3, dtype=torch.int64), zeros(3, 8, dtype=I32)
+    for name, heads, value, rule in (("qwen3-next", (16, 32), 128, "head"), ("kimi-linear", (32, 32), 128, "channel"),
+                                     ("granite-4", (1, 128), 64, "sum")):  # fmt: skip
+        shape = DeltaShape(*heads, 128, value, 4, rule)
+        bias, skip = (zeros(n, dtype=F32) if rule == "sum" else None for n in (shape.channels, heads[1]))
+        layer = DeltaLayer(shape, zeros(4, shape.channels, dtype=F32), bias, skip)
+        rows = DeltaRows(
+            zeros(3, shape.channels), zeros(3, shape.decays, dtype=F32), zeros(3, heads[1], dtype=F32)
+        )
+        state = zeros(2, shape.numbers, dtype=F32)
+        yield f"states of {name}", partial(move_rows, rows, layer, state, table, at, 256)
+        told = None if rule == "sum" else zeros(3, heads[1])
+        rates = zeros(shape.decays, dtype=F32), zeros(shape.decays, dtype=F32)
+        yield f"decays of {name}", partial(ops.steps.forget_rows, zeros(3, shape.decays), told, *rates, None)
+        read, gate = zeros(3, heads[1], value, dtype=F32), zeros(3, heads[1] * value)
+        if rule == "sum":
+            given = ops.rms_norm, read, zeros(heads[1] * value), 1e-6, gate, 1
+            yield f"gate and norm of {name}", partial(ops.steps.norm_gated, *given)
+        else:
+            given = ops.rms_norm, read, zeros(value), 1e-6, gate
+            yield f"norm and gate of {name}", partial(ops.steps.gate_heads, *given, silu=rule == "head")
+    yield "gate of heads", partial(ops.steps.open_rows, zeros(3, 16, 256), zeros(3, 4096))
+    yield "gate of a row", partial(ops.steps.open_rows, zeros(3, 1, 2048), zeros(3, 1))
 
 
 def latent_layer(ops: TritonBackend) -> MlaLayer:

@@ -14,7 +14,7 @@ Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolut
 heads, K key size, D value size, N blocks, F numbers of a state, E decays of a head (1 or K).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.states.rules import LONGEST, OWN, RULES, Rule, StateMoves
 
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,10 @@ def delta_rows(
     block_size: int,
     batch: PagedBatch,
     moves: StateMoves = OWN,
+    singly: "Singly | None" = None,
 ) -> Tensor:
-    """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached.
+    """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached. `singly`
+    moves those of sequences with one token each, in place of a step of `moves`.
 
     Reads no device's values back, if the batch has its host integers.
     """
@@ -123,7 +125,15 @@ def delta_rows(
     )
     starts, contexts = _host(batch)
     for first, end in _runs(starts):
-        part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end].long()
+        part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end]
+        if singly is not None and part.stop - part.start == end - first:
+            one = DeltaRows(rows.mixed_TC[part], rows.decay_TE[part], rows.beta_TV[part])
+            found = singly(one, layer, state_NF, table_SB, batch.position_T[part], block_size)
+            if end - first == batch.tokens:
+                return found
+            out_TVD[part] = found
+            continue
+        table_SB = table_SB.long()
         if part.stop - part.start == end - first:
             position_S = batch.position_T[part]
             out_TVD[part] = _decode(
@@ -142,6 +152,10 @@ def delta_rows(
                 _part(rows, part), layer, state_NF, table_SB[0], position, block_size, moves
             )
     return out_TVD
+
+
+Singly = Callable[[DeltaRows, DeltaLayer, Tensor, Tensor, Tensor, int], Tensor]
+"""(S, V, D) float32 of rows, layer, `state_NF`, the block table of S sequences, their positions, tokens of a block."""
 
 
 def convolve_rows(
@@ -299,4 +313,4 @@ def _heads(mixed_TC: Tensor, shape: DeltaShape) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x * (x.square().sum(-1, keepdim=True) + _NORM_EPS).rsqrt()
+    return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()

@@ -49,15 +49,15 @@ class Steps:
     blocks: BlockIndexer | None = None
     log_scale: LogScale | None = None
 
-    def names(self) -> str:
-        """For the log; empty where there is none."""
+    def names(self, *, gated: bool = False) -> str:
+        """For the log; empty where there is none. `gated`: a gate is none of them."""
         told = (
             (self.centred, "LayerNorm"),
             (self.clip is not None, "clipped projections"),
             (self.late, "norms after the rotary embedding"),
             (self.chunk is not None, "attention in chunks"),
             (self.q_scale_P is not None, "queries scaled by position"),
-            (self.gate is not None, "a gate for the output"),
+            (self.gate is not None and not gated, "a gate for the output"),
             (self.after_norm_H is not None, "a norm of what attention adds"),
             (self.parallel, "an FFN beside attention"),
             (self.v_norm_D is not None, "norms of values"),
@@ -107,10 +107,10 @@ class GqaLayer:
         """Whether queries and keys are normalised over all heads together."""
         return self.q_norm_D is not None and self.q_norm_D.shape[0] != self.head_dim
 
-    def unusual(self) -> str:
-        """What a plain fused half lacks, for the log; empty for a layer without."""
+    def unusual(self, *, gated: bool = False) -> str:
+        """What a plain fused half lacks, or one with a gate, for the log; empty for a layer without."""
         wide = "norms of all heads together" if self.wide_norms else ""
-        return ", ".join(filter(None, (self.steps.names(), wide)))
+        return ", ".join(filter(None, (self.steps.names(gated=gated), wide)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.layer import MixerParts
 from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
-from afserve.kernels.pointwise import sigmoid, silu, softplus
 from afserve.models.dense import Weight
 from afserve.models.halves import LayerTensors
 from afserve.models.states import moved_states
@@ -46,10 +45,10 @@ class DeltaMixer:
         ops, heads = self._ops, self._shape.value_heads
         widths = (self._shape.channels, self._values, heads, heads)
         mixed_TC, gate, beta_TV, decay_TV = ops.linear(x_TH, self._down).split(widths, 1)
-        rows = DeltaRows(mixed_TC, self._rate_V * softplus(decay_TV.float() + self._step_V), sigmoid(beta_TV))
-        read_TVD = moved_states(ops, rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
-        normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(gate.shape)
-        return ops.linear((normed * silu(gate)).to(x_TH.dtype), self._out)
+        kept = ops.steps.forget_rows(decay_TV, beta_TV, self._step_V, self._rate_V, None)
+        read_TVD = moved_states(ops, DeltaRows(mixed_TC, *kept), self._layer, cache_NBE, batch)
+        out = ops.steps.gate_heads(ops.rms_norm, read_TVD, self._norm_D, self._eps, gate, silu=True)
+        return ops.linear(out, self._out)
 
 
 class ChannelDeltaMixer:
@@ -82,6 +81,7 @@ class ChannelDeltaMixer:
         wide = _in_float32(tensors)
         rate_V = wide.linear("A_log", *((a.heads,) if a.direct else (1, 1, a.heads, 1))).exp().flatten()
         self._rate_E, self._floor = rate_V.repeat_interleave(a.head_dim), a.floor
+        self._forget_E = self._rate_E if a.floor is not None else -self._rate_E
         self._step_E = wide.linear("dt_bias", shape.decays)
         self._norm_D = linear("o_norm.weight", a.value_dim)
         self._out = dense.linear(
@@ -101,17 +101,10 @@ class ChannelDeltaMixer:
         if self._second:
             both = zip((forget, gate), self._second, strict=True)
             forget, gate = (ops.linear(part.contiguous(), second) for part, second in both)
-        rows = DeltaRows(mixed_TC, self._decay(forget.float() + self._step_E), sigmoid(beta_TV))
-        read_TVD = moved_states(ops, rows, self._layer, cache_NBE, batch).to(x_TH.dtype)
-        opened = sigmoid(gate)
-        normed = ops.rms_norm(read_TVD.flatten(0, 1), self._norm_D, self._eps).view(opened.shape)
-        return ops.linear((normed * opened).to(x_TH.dtype), self._out)
-
-    def _decay(self, step_TE: Tensor) -> Tensor:
-        """Logarithms, 0 and below."""
-        if self._floor is None:
-            return -self._rate_E * softplus(step_TE)
-        return self._floor * sigmoid(self._rate_E * step_TE)
+        kept = ops.steps.forget_rows(forget, beta_TV, self._step_E, self._forget_E, self._floor)
+        read_TVD = moved_states(ops, DeltaRows(mixed_TC, *kept), self._layer, cache_NBE, batch)
+        out = ops.steps.gate_heads(ops.rms_norm, read_TVD, self._norm_D, self._eps, gate, silu=False)
+        return ops.linear(out, self._out)
 
 
 class MambaMixer:
@@ -136,7 +129,6 @@ class MambaMixer:
         self._rate_V = -wide.linear("A_log", a.heads).exp()
         self._step_V = wide.linear("dt_bias", a.heads)
         self._norm = tensors.linear("norm.weight", values)
-        self._ones = torch.ones(values // a.kv_heads, device=self._norm.device)
         out = tensors.weight(f"{stem}.out_proj.weight", h, values)
         if a.out_scale != 1.0:
             out = tensors.linear("out_proj.weight", h, values) * a.out_scale
@@ -150,12 +142,10 @@ class MambaMixer:
     def __call__(self, x_TH: Tensor, cache_NBE: Tensor, batch: PagedBatch) -> Tensor:
         ops = self._ops
         mixed_TC, gate, step_TV = ops.linear(x_TH, self._down).split(self._widths, 1)
-        step_TV = softplus(step_TV.float() + self._step_V)
-        rows = DeltaRows(mixed_TC, self._rate_V * step_TV, step_TV)
-        gated = moved_states(ops, rows, self._layer, cache_NBE, batch).flatten(1) * silu(gate)
-        groups = gated.view(-1, len(self._ones))
-        normed = ops.rms_norm(groups, self._ones, self._eps).view(gated.shape).to(x_TH.dtype)
-        return ops.linear(normed * self._norm, self._out)
+        kept = ops.steps.forget_rows(step_TV, None, self._step_V, self._rate_V, None)
+        read_TVD = moved_states(ops, DeltaRows(mixed_TC, *kept), self._layer, cache_NBE, batch)
+        out = ops.steps.norm_gated(ops.rms_norm, read_TVD, self._norm, self._eps, gate, self._groups)
+        return ops.linear(out, self._out)
 
 
 def _shape_of(a: AttentionSpec) -> DeltaShape:

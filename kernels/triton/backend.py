@@ -18,14 +18,14 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, delta_rows
 from afserve.kernels.devices.cuda import chip_of, make_current, numbered, reaches
 from afserve.kernels.formats.scaled import FP8, BlockScaled, blocks_of, dequantised
 from afserve.kernels.grouped import Grouped, Groups, int8_rows, whole_rows
-from afserve.kernels.half import routed_half
+from afserve.kernels.half import opened, routed_half
 from afserve.kernels.latent import MlaLayer, PreparedMla
 from afserve.kernels.layer import BoundGqa, FusedStates, GqaLayer, Half, PreparedGqa, StateLayer
 from afserve.kernels.libraries.library import Libraries
-from afserve.kernels.packed import SWIGLU, Biases, ExpertShape, Gating, PackedExperts
+from afserve.kernels.packed import Biases, ExpertShape, PackedExperts
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring
-from afserve.kernels.row_steps import RowSteps
+from afserve.kernels.states.rules import OWN
 from afserve.kernels.triton import experts as triton_experts
 from afserve.kernels.triton import experts_apart as apart
 from afserve.kernels.triton import experts_bits as triton_bits
@@ -40,16 +40,12 @@ from afserve.kernels.triton.joining import Joint
 from afserve.kernels.triton.latents import LatentBackend
 from afserve.kernels.triton.launch import planned
 from afserve.kernels.triton.quant import quantise_blocks
+from afserve.kernels.triton.row_steps import TritonRowSteps
+from afserve.kernels.triton.states import move_rows
 from afserve.kernels.triton.tiles import TileTable
 
 AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)
 CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are multiplied with
-
-
-class _Steps(RowSteps):
-    def join_rows(self, gating: Gating, both_TJ: Tensor) -> Tensor:
-        plain = gating == SWIGLU and both_TJ.dim() == 2 and both_TJ.stride(1) == 1
-        return triton_norm.silu_mul(both_TJ) if plain else super().join_rows(gating, both_TJ)
 
 
 class TritonBackend(LatentBackend):
@@ -61,7 +57,7 @@ class TritonBackend(LatentBackend):
     """
 
     name = "triton"
-    steps = _Steps()
+    steps = TritonRowSteps()
 
     def __init__(
         self,
@@ -281,7 +277,8 @@ class TritonBackend(LatentBackend):
         self, rows: DeltaRows, layer: DeltaLayer, state_NF: Tensor, block_size: int, batch: PagedBatch
     ) -> Tensor:
         moves = self.libraries.moves(layer.shape, rows.mixed_TC.dtype)
-        return delta_rows(rows, layer, state_NF, block_size, batch, moves)
+        singly = move_rows if moves.step is OWN.step else None
+        return delta_rows(rows, layer, state_NF, block_size, batch, moves, singly)
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool
@@ -299,8 +296,8 @@ class TritonBackend(LatentBackend):
     def gqa_half(self, x_TH: Tensor, bound: BoundGqa, batch: PagedBatch) -> Half | None:
         """The reference's steps; head norms, rotation and the cache write are one launch."""
         layer, k_NGBD, v_NGBD = bound.layer, bound.k_NGBD, bound.v_NGBD
-        if layer.unusual():
-            self.fallbacks.record_fallback("gqa_half", layer.unusual())
+        if unusual := layer.unusual(gated=True):
+            self.fallbacks.record_fallback("gqa_half", unusual)
             return None
         normed = self.rms_norm(x_TH, layer.input_norm_H, layer.eps)
         heads = self.linear(normed, layer.qkv).view(-1, layer.heads + 2 * layer.groups, layer.head_dim)
@@ -310,7 +307,7 @@ class TritonBackend(LatentBackend):
             layer.q_norm_D, layer.k_norm_D, layer.eps,
         )  # fmt: skip
         seen = self.attend_gqa(q, k_NGBD, v_NGBD, batch, layer.scale, layer.window, layer.sink_A)
-        return routed_half(self, x_TH, layer, seen)
+        return routed_half(self, x_TH, layer, opened(self, normed, seen, layer.steps))
 
     def attend_gqa(
         self, q_TAD: Tensor, k_NGBD: Tensor, v_NGBD: Tensor, batch: PagedBatch, scale: float, window: int | None,

@@ -21,7 +21,7 @@ EXPERTS = 4
 MOST = {
     ("mixtral-window", 1): 13,
     ("v3", 1): 20,
-    ("qwen3-next", 1): 76,
+    ("qwen3-next", 1): 20,
     ("mixtral-window", 2): 24,
     ("v3", 4): 64,
 }

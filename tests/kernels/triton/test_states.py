@@ -1,0 +1,96 @@
+"""States that Triton's kernels move for single tokens, and the row steps around them, against PyTorch's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from afserve.kernels.cache import StateShape
+from afserve.kernels.delta import DeltaRows, delta_rows
+from afserve.kernels.reference import Reference
+from afserve.kernels.row_steps import RowSteps
+from afserve.kernels.triton.row_steps import TritonRowSteps
+from afserve.kernels.triton.states import move_rows
+from tests.kernels.test_delta import BLOCK, RULES, batch_of, layer_of, rows_of, shape_of
+
+# At the beginning, within a block, at the end of one, behind it; the last rows are those of a padded step.
+PLACES = ((0, 1, [3]), (5, 6, [1]), (7, 8, [2]), (8, 9, [4, 5]), (19, 20, [7, 8, 9]))
+NORM = Reference(torch.device("cpu")).rms_norm
+
+
+@RULES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_single_tokens_move_states_as_pytorch_does(rule, dtype, device, close):
+    shape, places = shape_of(rule), [(at, end, blocks) for at, end, blocks in PLACES]
+    layer, rows, batch = layer_of(shape=shape), rows_of(len(places), 3, dtype, shape), batch_of(places)
+    kept = StateShape(shape.numbers)
+    cache = torch.randn(
+        10, BLOCK, kept.width(BLOCK, torch.float32), generator=torch.Generator().manual_seed(1)
+    )
+    own, truth = kept.of_blocks(cache.to(device, copy=True)), kept.of_blocks(cache.clone())
+    wanted = delta_rows(rows, layer, truth, BLOCK, batch)
+    there = replace(layer, **{
+        name: None if (x := getattr(layer, name)) is None else x.to(device) for name in ("conv_WC", "bias_C", "skip_V")
+    })  # fmt: skip
+    on = DeltaRows(*(x.to(device) for x in (rows.mixed_TC, rows.decay_TE, rows.beta_TV)))
+    where = batch.block_table_SB.to(device), batch.position_T.to(device), BLOCK
+    close(move_rows(on, there, own, *where), wanted, 64)
+    close(own, truth, 64)
+
+
+def test_rows_that_repeat_the_first_one_move_no_state(device):
+    """As those behind a recorded step's own do: a state is moved once, and the rows of others are what they were."""
+    shape = shape_of("head")
+    layer, rows = layer_of(shape=shape), rows_of(2, 3, shape=shape)
+    kept = StateShape(shape.numbers)
+    cache = torch.randn(
+        6, BLOCK, kept.width(BLOCK, torch.float32), generator=torch.Generator().manual_seed(1)
+    )
+    found = []
+    for repeats in (0, 3):
+        state_NF, row_T = kept.of_blocks(cache.to(device, copy=True)), [0, 1] + [0] * repeats
+        batch = batch_of([((9, 10, [1, 2]), (4, 5, [3]))[row] for row in row_T])
+        on = DeltaRows(*(x[row_T].to(device) for x in (rows.mixed_TC, rows.decay_TE, rows.beta_TV)))
+        there = replace(layer, conv_WC=layer.conv_WC.to(device))
+        where = batch.block_table_SB.to(device), batch.position_T.to(device), BLOCK
+        found.append((move_rows(on, there, state_NF, *where)[:2], state_NF.clone()))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_of_rows_are_pytorchs(dtype, device, close):
+    """Rows are parts of wider ones, as projections leave them."""
+    g = torch.Generator().manual_seed(2)
+    own, truth = TritonRowSteps(), RowSteps()
+    heads, size = 3, 20
+    wide = (torch.randn(5, 150, generator=g) * 6).to(dtype)
+    forget, share, gate = wide[:, 1:4], wide[:, 70:73], wide[:, 80:140]
+    step, rate = torch.randn(3, generator=g), -torch.rand(3, generator=g)
+    read, norm = torch.randn(5, heads, size, generator=g), torch.rand(60, generator=g).to(dtype)
+
+    def both(name, *given, **how):
+        made = getattr(own, name)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in given), **how)
+        right = getattr(truth, name)(*given, **how)
+        for one, wanted in zip(*((x if isinstance(x, tuple) else (x,)) for x in (made, right)), strict=True):
+            assert one.dtype is wanted.dtype
+            close(one, wanted, 4)
+
+    for replaced, floor in ((share, None), (None, None), (share, -5.0)):
+        both("forget_rows", forget, replaced, step, rate, floor)
+    for silu in (False, True):
+        both("gate_heads", NORM, read, norm[:size], 1e-5, gate, silu=silu)
+    for groups in (1, 2):
+        both("norm_gated", NORM, read, norm, 1e-5, gate, groups)
+    x = torch.randn(5, heads, size, generator=g).to(dtype)
+    for opening in (gate, share):
+        for softplus in (False, True):
+            both("open_rows", x, opening, softplus=softplus)
+
+
+def test_the_least_softplus_is_no_zero(device):
+    """A rate of forgetting of 1e-9 is one."""
+    forget = torch.full((1, 2), -21.0)
+    decay, _ = TritonRowSteps().forget_rows(
+        forget.to(device), None, torch.zeros(2, device=device), torch.ones(2, device=device), None
+    )
+    torch.testing.assert_close(decay.cpu(), torch.nn.functional.softplus(forget), rtol=1e-5, atol=0.0)
