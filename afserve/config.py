@@ -166,6 +166,12 @@ class EngineSettings:
         Range(0, 1 << 20),
         "TOKENS",
     )
+    max_batch_tokens: int | None = _count(
+        None,
+        "Tokens of one step of a node that computes prompts and decodes: 512, or 2,048 where it is on a GPU.",
+        Range(1, 1 << 20),
+        "TOKENS",
+    )
     decode_prompt_tokens: int = _count(
         128,
         "With --decode: prompt tokens of one step of a decode node; its mailboxes stay that small.",

@@ -127,8 +127,8 @@ def delta_rows(
     for first, end in _runs(starts):
         part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end]
         if singly is not None and part.stop - part.start == end - first:
-            one = DeltaRows(rows.mixed_TC[part], rows.decay_TE[part], rows.beta_TV[part])
-            found = singly(one, layer, state_NF, table_SB, batch.position_T[part], block_size)
+            alone = DeltaRows(rows.mixed_TC[part], rows.decay_TE[part], rows.beta_TV[part])
+            found = singly(alone, layer, state_NF, table_SB, batch.position_T[part], block_size)
             if end - first == batch.tokens:
                 return found
             out_TVD[part] = found

@@ -49,8 +49,8 @@ CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are mu
 
 
 class TritonBackend(LatentBackend):
-    """Dense products, LayerNorm, gated delta nets, argmax, a choice of rows by keys in 8 bits and the caches' memory
-    are PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, prompts of layers with states, argmax, a choice of rows by keys in 8 bits and the
+    caches' memory are PyTorch's by choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip. `libraries` compute what passed their tests (`libraries/tested.py`).

@@ -140,6 +140,17 @@ def test_a_bad_wish_is_named(wishes, said):
     assert said in refused.value.message and "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("device", "asked", "wanted"), [("cpu", None, 512), ("cuda", None, 2048), ("cuda", 100, 100)]
+)
+def test_a_step_has_more_tokens_on_gpus_unless_the_user_says(device, asked, wanted):
+    gpus = Gpus(("H200",) * 3, (1 << 36,) * 3, (1 << 36,) * 3) if device == "cuda" else None
+    engine = EngineSettings(device=device, max_batch_tokens=asked)
+    chosen = choose(NANO, SOURCE, machine(), Wishes(1, 2, engine=engine, gpus=gpus))
+    assert chosen.deployment.engine.max_batch_tokens == wanted
+    assert ("max-batch-tokens" in chosen.picked) is (wanted == 2048)
+
+
 def test_what_only_nodes_of_a_phase_use_is_said_where_none_has_one():
     engine = EngineSettings(prefill_tokens=700, decode_prompt_tokens=64)
     picked = choose(NANO, SOURCE, machine(), Wishes(1, 2, engine=engine)).picked

@@ -15,7 +15,7 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.launch.plan.bits import check_bits
 from afserve.launch.plan.cores import micro_batches_of, shares_cores, threads_of
 from afserve.launch.plan.counts import counts_of
-from afserve.launch.plan.devices import check_devices, kept_shapes, of_kinds
+from afserve.launch.plan.devices import batch_tokens, check_devices, kept_shapes, of_kinds
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
 from afserve.launch.plan.footprint import (
@@ -48,7 +48,6 @@ from afserve.spec import ModelSpec
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
 _SEQUENCES = 256
 _KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
-_BATCH_TOKENS = 512
 _ATTENTION_HEADROOM = 2  # times as many attention nodes as at first: mailboxes nobody writes take no memory
 _LEAST_MOST_ATTENTION = 8
 
@@ -151,12 +150,12 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     check_host_kv(wishes, nodes, host, weights, room.bytes_of(least))
     kv_tokens, longest = _kv(spec, source, machine, wishes, nodes, weights, room, picked)
     own = {"block_size": block, "share_cores": shares, "draft": decided(wishes.engine, spec, picked)}
+    own["max_batch_tokens"] = batch_tokens(wishes, micro_batches, picked)
     engine = EngineConfig(
         max_model_len=longest,
         kv_blocks=kv_tokens // block,
         window_blocks=room.window_blocks(kv_tokens // block),
         max_sequences=wishes.batch or _SEQUENCES,
-        max_batch_tokens=max(_BATCH_TOKENS, -(-(wishes.batch or 0) // (micro_batches or 1))),
         micro_batches=micro_batches or MAX_MICRO_BATCHES,
         adaptive=micro_batches is None,
         threads=threads,
@@ -233,7 +232,8 @@ def _check_colocated(wishes: Wishes, nodes: Share) -> None:
 def _room(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> KvRoom:
     """What KV takes on an attention node."""
     element, sequences = kv_element_bytes(source, spec, wishes.engine.kv_dtype), wishes.batch or _SEQUENCES
-    step = max(sequences, _BATCH_TOKENS, wishes.engine.prefill_tokens) + wishes.engine.decode_prompt_tokens
+    step = max(sequences, batch_tokens(wishes, 1, {}), wishes.engine.prefill_tokens)
+    step += wishes.engine.decode_prompt_tokens
     beside = bytes_beside(wishes.engine.drafts(), spec, element)
     asked = wishes.engine.block_size or gpu_block(spec, wishes.attention_on)
     block = block_size(spec, element, asked, wishes.kv_tokens)

@@ -117,7 +117,7 @@ def test_every_op_runs_without_a_value_to_read(launches, queries, fp8):
 
 def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
     """Dense products, LayerNorm, the choice of tokens and the memory of caches and experts; all else is a kernel, or,
-    as gated delta nets, a library's or the backend's to say. A latent half is single ops."""
+    as layers with states, a library's or the backend's to say. A latent half is single ops."""
     seen, ops = Seen(monkeypatch, Reference), Ops(TritonBackend(META, multiprocessors=132), META, 1)
     every_op(ops, meta_batch(3, 2, 200), fp8=False)
     assert ops.fallbacks() == ()
