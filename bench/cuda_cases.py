@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.formats.eight_bits import KV_DTYPES, key_width
 from afserve.kernels.formats.scaled import GROUP, BlockScaled
 from afserve.kernels.paged import PagedBatch
@@ -22,6 +23,7 @@ from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.norm import silu_mul
 from afserve.kernels.triton.permute import plan_rows
 from afserve.kernels.triton.quant import quantise_blocks, quantise_groups
+from afserve.kernels.triton.states import move_rows
 from afserve.kernels.triton.tiles import TileTable
 from bench.cuda_clock import Case
 
@@ -211,6 +213,21 @@ def _rope_case(ops: TritonBackend, tokens: int) -> Case:
     )  # fmt: skip
 
 
+def states_case(ops: TritonBackend, tokens: int) -> Case:
+    """Qwen3-Next's layer with states between its projections: one token of each sequence, whose state is its own."""
+    d, shape = ops.device, DeltaShape(16, 32, 128, 128, 4)
+    rows = DeltaRows(
+        torch.randn(tokens, shape.channels, device=d, dtype=BF16),
+        -torch.rand(tokens, 32, device=d), torch.rand(tokens, 32, device=d),
+    )  # fmt: skip
+    state = torch.zeros(tokens, shape.numbers, device=d)
+    layer = DeltaLayer(shape, torch.randn(4, shape.channels, device=d))
+    table = torch.arange(tokens, device=d, dtype=torch.int32)[:, None]
+    at = torch.ones(tokens, device=d, dtype=torch.int64)
+    run = partial(move_rows, rows, layer, state, table, at, 64)
+    return Case("states", f"T{tokens}", run, 8 * state.numel() + 2 * rows.mixed_TC.numel())
+
+
 @dataclass(frozen=True)
 class Planned:
     """A case that is not built yet: what it holds is allocated when its turn comes, and may fail then."""
@@ -266,6 +283,7 @@ def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
             *(Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)),
             *(Planned(f"mla T{n}", partial(mla_prompt_case, ops, n, 128)) for n in (1024, 8192)),
         ],
+        "states": [Planned(f"T{n}", partial(states_case, ops, n)) for n in (1, 32, 128)],
         "small": [
             Planned(f"{op} T{tokens}", partial(small_case, ops, op, tokens))
             for tokens, op in product((1, 128, 4096), SMALL)

@@ -17,7 +17,7 @@ import torch
 from afserve.kernels.devices.cuda import count_gpus, numbered
 from bench.origin import ROOT
 
-GROUPS = ("mla", "experts", "linear", "gqa", "prefill", "small")
+GROUPS = ("mla", "experts", "linear", "gqa", "prefill", "states", "small")
 LOST = 3  # exit status of a process whose device answers no more
 OUT = ROOT / "bench" / "results" / "kernels_cuda.jsonl"
 
