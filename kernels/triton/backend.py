@@ -318,7 +318,9 @@ class TritonBackend(LatentBackend):
             if seen_TAD is not None:
                 return seen_TAD
         q = q_TAD.to(rows_dtype(k_NGBD, q_TAD))
-        decode, chunk = self.tiles.gqa(max(q.shape[2], v_NGBD.shape[3]), q.element_size())
+        decode, chunk = self.tiles.gqa(
+            max(q.shape[2], v_NGBD.shape[3]), q.element_size(), k_NGBD.itemsize == 1
+        )
         keys = batch.max_context if window is None else min(window, batch.max_context)
         parts = self.context_parts(batch.sequences * k_NGBD.shape[1], keys, decode.split)
         seen_TAD = attend_gqa(q, k_NGBD, v_NGBD, batch, scale, window, sink_A, decode, chunk, parts)

@@ -110,13 +110,15 @@ class TileTable:
         tiles = self.expert_tiles(kind, rows_per_expert)
         return _FOUR_BITS if self.tensor_memory and tiles.rows > 32 else tiles
 
-    def gqa(self, head_size: int, itemsize: int) -> tuple[AttentionTile, AttentionTile]:
-        """(decode, chunk) tiles."""
+    def gqa(self, head_size: int, itemsize: int, eight: bool = False) -> tuple[AttentionTile, AttentionTile]:
+        """(decode, chunk) tiles; `eight`: of a cache in 8 bits, for queries of `itemsize`."""
         if itemsize > 2 or self.shared < 96 << 10:
             return _PLAIN, _PLAIN
         decode, chunk = (self._find(op, head_size, AttentionTile) for op in ("gqa decode", "gqa chunk"))
-        wide = self.tensor_memory and head_size > 128 and chunk.source == NOT_MEASURED
-        return decode, replace(chunk, stages=1) if wide else chunk  # two spill in the loop there
+        most = 1 if head_size > 128 else 2 if eight else chunk.stages
+        if self.tensor_memory and chunk.stages > most and chunk.source == NOT_MEASURED:
+            chunk = replace(chunk, stages=most)  # more spill in the loop there
+        return decode, chunk
 
     def mla(self, heads: int, itemsize: int, eight: bool = False) -> AttentionTile:
         """`eight`: of a cache in 8 bits, for queries of `itemsize`."""

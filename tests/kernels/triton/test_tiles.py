@@ -36,6 +36,7 @@ def test_a_chip_with_tensor_memory_takes_fewer_heads_until_it_has_measured():
     table = TileTable(tensor_memory=True)
     assert table.mla(128, 2) == table.mla(16, 2) and table.mla(128, 2) != TileTable().mla(128, 2)
     assert table.gqa(256, 2)[1].stages == 1 and table.gqa(128, 2) == TileTable().gqa(128, 2)
+    assert [one.gqa(128, 2, eight=True)[1].stages for one in (table, TileTable())] == [2, 3]
     measured = replace(TileTable().mla(128, 2), source="B200, A case")
     assert table.replaced("mla", ALL, measured).mla(128, 2) == measured
 
