@@ -13,7 +13,7 @@ WIDE = (("deepseek-v3", 4), ("qwen3-235b-a22b", 4))  # dummy weights of these sh
 SANITIZER = "compute-sanitizer"
 FILES = (
     "experts", "bits", "linear_fp8", "attention", "eight", "router", "kv", "norm", "quant", "graph", "far",
-    "joining", "symm",
+    "joining", "states", "symm",
 )  # fmt: skip
 
 
