@@ -70,7 +70,7 @@ def _forget_rows(
         tl.store(beta_ptr + row * heads + column, 1.0 / (1.0 + tl.exp(-beta)), mask=inside)
 
 
-@launched
+@launched(do_not_specialize=["rows"])
 def _gate_heads(
     read_ptr, gate_ptr, norm_ptr, out_ptr, rows, width, parts, gate_stride, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, FIRST: tl.constexpr, SILU: tl.constexpr,

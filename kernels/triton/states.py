@@ -34,7 +34,7 @@ def _blocks(table_ptr, position_ptr, table_stride, block_size):
     return position, before.to(tl.int64), now.to(tl.int64), moves
 
 
-@launched
+@launched(do_not_specialize=["table_stride"])
 def _convolve(
     x_ptr, conv_ptr, bias_ptr, state_ptr, table_ptr, position_ptr, out_ptr, channels, x_stride, table_stride,
     state_stride, first, block_size, BEFORE: tl.constexpr, CHANNELS: tl.constexpr,
@@ -63,7 +63,7 @@ def _convolve(
     tl.store(out_ptr + row * channels + column, total / (1.0 + tl.exp(-total)), mask=inside)
 
 
-@launched
+@launched(do_not_specialize=["table_stride"])
 def _move(
     mixed_ptr, decay_ptr, beta_ptr, skip_ptr, state_ptr, table_ptr, position_ptr, out_ptr, heads, groups, key, value,
     table_stride, state_stride, block_size, eps, scale, KEYS: tl.constexpr, VALUES: tl.constexpr, CHANNEL: tl.constexpr,

@@ -21,7 +21,7 @@ def test_a_kernel_is_compiled_once_for_all_batch_sizes():
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["v3", "qwen3", "fp8"])
+@pytest.mark.parametrize("name", ["v3", "qwen3", "qwen3-next", "fp8"])
 def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkpoint, fp8_folder):
     folder = fp8_folder if name == "fp8" else tiny_checkpoint(name)
     done = WARM.said("tests.kernels.triton.warmed", str(folder))

@@ -12,11 +12,13 @@ import torch
 import triton
 from triton.runtime import driver
 
+from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.packed import ExpertShape
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.states import move_rows
 from bench.gpu_chip import AbsentChip
-from bench.gpu_launches import BF16, batch_of, zeros
+from bench.gpu_launches import BF16, F32, batch_of, zeros
 
 TOKENS = (1, 2, 3, 8, 15, 16, 17, 32, 33, 48, 64, 100)
 RULE = RouterRule(8, Scoring.SIGMOID, Selection.GROUP_TOP2_SUM, 8, 4, True, 1e-20, 2.5)
@@ -38,8 +40,16 @@ def decode_step(ops: TritonBackend, tokens: int, experts: Any, fp8: Any) -> None
     ops.rope(zeros(tokens, 64, 128), angle, angle, at, False)
     ops.write_kv(zeros(tokens, 4, 128), zeros(tokens, 4, 128), cache, cache, at)
     ops.write_latent(zeros(tokens, 576), latent, at, 512)
+    shape, wide = DeltaShape(16, 32, 128, 128, 4), zeros(tokens, 8192 + 4096 + 64)
+    layer, state = DeltaLayer(shape, zeros(4, 8192, dtype=F32)), zeros(2, shape.numbers, dtype=F32)
+    rates = zeros(32, dtype=F32), zeros(32, dtype=F32)
+    mixed, gate, share, forget = wide.split((8192, 4096, 32, 32), 1)
+    rows = DeltaRows(mixed, *ops.steps.forget_rows(forget, share, *rates, None))
+    ops.steps.open_rows(zeros(tokens, 16, 256), zeros(tokens, 4096))
     for context in (100, 5000):
         batch = batch_of(tokens, 1, context, blocks=-(-context // 64))
+        read = move_rows(rows, layer, state, batch.block_table_SB, at, 64)
+        ops.steps.gate_heads(ops.rms_norm, read, zeros(128), 1e-6, gate, silu=True)
         ops.attend_gqa(zeros(tokens, 64, 128), cache, cache, batch, 0.1, None)
         ops.attend_mla(zeros(tokens, 128, 576), latent, 512, batch, 0.1)
 
