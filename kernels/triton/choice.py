@@ -18,7 +18,7 @@ from afserve.kernels.paged import PagedBatch
 from afserve.kernels.triton.config import FUSED
 from afserve.kernels.triton.launch import cdiv, launched, power_of_two
 
-KEYS, CHUNK = 64, 1024  # of one program, and of one step of a search; unmeasured
+KEYS, CHUNK = 64, 2048  # of one program, and of one step of a search; unmeasured
 SCORES = 1 << 24  # held at a time
 BINS = tl.constexpr(512)  # a byte's values, and one for what does not count
 
