@@ -22,10 +22,7 @@ KERNEL = {
 }  # fmt: skip
 
 # What has local loads in a loop, with one of the Tritons at least.
-SLOW = {
-    90: {"mla 64 heads decode", "mla 64 heads prompt", "choice 64 heads bf16"},
-    100: {"choice 64 heads bf16", "gqa 64 heads of 128 int8 prompt", "gqa 64 heads of 128 fp8 prompt"},
-}
+SLOW = {90: {"mla 64 heads decode", "mla 64 heads prompt"}, 100: set[str]()}
 
 
 def run(*planned, seconds=60.0):
