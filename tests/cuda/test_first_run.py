@@ -22,7 +22,7 @@ KERNEL = {
 }  # fmt: skip
 
 # What has local loads in a loop, with one of the Tritons at least.
-SLOW = {90: {"mla 64 heads decode", "mla 64 heads prompt"}, 100: set[str]()}
+SLOW = {90: {"mla 64 heads decode", "mla 64 heads prompt"}, 100: {"choice 64 heads bf16"}}
 
 
 def run(*planned, seconds=60.0):
