@@ -127,7 +127,7 @@ def test_what_pytorch_does_is_a_choice(launches, monkeypatch):
         "bind_gqa", "bind_mla", "mla_half",
     }  # fmt: skip
     assert inherited(TritonBackend) == seen.names - {"empty_cache", "empty_experts", "bind_gqa", "linear"} | {
-        "borrow_core", "expert_layers", "put_expert", "stack_layers"
+        "borrow_core", "expert_layers", "put_expert", "set_half", "stack_layers"
     }  # fmt: skip
 
 
