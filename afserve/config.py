@@ -128,10 +128,7 @@ class EngineSettings:
         topic="model",
     )
     wire_dtype: str = setting(
-        "auto",
-        "fp8: rows travel to expert nodes in e4m3 with a scale per 128 columns.",
-        WIRE_DTYPES,
-        topic="model",
+        "auto", "fp8: rows travel in e4m3 with a scale per 128 columns.", WIRE_DTYPES, topic="model"
     )
     kv_dtype: str = setting(
         "auto", "int8, fp8: a byte per number of keys and values.", KV_DTYPES, topic="kv", common=True
@@ -167,10 +164,7 @@ class EngineSettings:
         "TOKENS",
     )
     max_batch_tokens: int | None = _count(
-        None,
-        "Tokens of one step of a node that computes prompts and decodes: 512, or 2,048 where it is on a GPU.",
-        Range(1, 1 << 20),
-        "TOKENS",
+        None, "Tokens of one step of a node without a phase: 512, 2,048 on GPUs.", Range(1, 1 << 20), "TOKENS"
     )
     decode_prompt_tokens: int = _count(
         128,
