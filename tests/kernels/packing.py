@@ -27,7 +27,8 @@ def in_bytes(x: Tensor) -> Tensor:
     part = torch.nn.functional.pad(x.bfloat16().float(), (0, -inputs % 32)).unflatten(-1, (-1, 32))
     most = part.abs().amax(-1, keepdim=True)
     code = torch.where(most > 1e-30, part * (torch.tensor(127.0) / most), 0).round()
-    return (code.double() * (most / 127).double()).flatten(-2)[..., :inputs]
+    rounded: Tensor = code.double() * (most / 127).double()
+    return rounded.flatten(-2)[..., :inputs]
 
 
 def rows_of_int4(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
