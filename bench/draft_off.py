@@ -130,11 +130,11 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
         "    return None\n",
     ),
     (
-        "engine/attention_node.py",
-        """            if done and self._drafting is not None and (ran := mine.ran) is not None:
-                pool = ran.rows * self._link.called.take_others(index)
-                ran = ran._replace(pool=pool, touched=self._load.touched(index))
-                self._drafting.note_step(ran, self._meter.now)
+        "engine/turns.py",
+        """        if self._drafting is not None and (ran := mine.ran) is not None:
+            pool = ran.rows * self._link.called.take_others(index)
+            ran = ran._replace(pool=pool, touched=self._load.touched(index))
+            self._drafting.note_step(ran, self._meter.now)
 """,
         "",
     ),
