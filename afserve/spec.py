@@ -26,6 +26,7 @@ from afserve.spec_parts import (
 )
 from afserve.tiles import EncoderSpec
 
+FP8_BLOCK = 128  # outputs and inputs that share a scale, where kernels multiply FP8 weights
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
@@ -60,6 +61,11 @@ class ModelSpec:
     def layer(self, number: int) -> LayerSpec:
         """Attention and FFN of a decoder layer. For loading; a step reads what was loaded."""
         return self.kinds[self.pattern[number]]
+
+    @property
+    def in_fp8_blocks(self) -> bool:
+        """Whether the checkpoint has the FP8 blocks that kernels multiply as they are."""
+        return self.fp8_block == (FP8_BLOCK, FP8_BLOCK)
 
     @property
     def layers(self) -> int:

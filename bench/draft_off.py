@@ -130,7 +130,7 @@ TAKEN_OUT: tuple[tuple[str, str, str], ...] = (
         "    return None\n",
     ),
     (
-        "engine/turns.py",
+        "engine/ping_pong.py",
         """        if self._drafting is not None and (ran := mine.ran) is not None:
             pool = ran.rows * self._link.called.take_others(index)
             ran = ran._replace(pool=pool, touched=self._load.touched(index))

@@ -273,7 +273,8 @@ class Requests:
 
     def before(self, tenant: Tenant, tokens: int) -> int:
         """Of the prompts that wait, the tokens that are computed before `tokens` more of this tenant: of each of its
-        own at most as many, as `engine.turns` has it, and of each other tenant at most its share beside them."""
+        own at most as many, as `engine.scheduling.turns` has it, and of each other tenant at most its share beside
+        them."""
         asked = Counter(self._asked_by)
         for one in self._waiting:
             asked[one.asked.tenant] += len(one.asked.prompt_ids)

@@ -29,6 +29,7 @@ from afserve.engine.kv.told import ToldCache
 from afserve.engine.micro_batch import MicroBatch
 from afserve.engine.node_counts import counted
 from afserve.engine.pace import Pace
+from afserve.engine.ping_pong import PingPong
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.scheduling.request import GenerationRequest, TokenEvent
 from afserve.engine.scheduling.routed_experts import check_size, row_bytes_of
@@ -41,7 +42,6 @@ from afserve.engine.step.look_ups import beside_of
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.picture_rows import PictureRows
 from afserve.engine.step.runner import T
-from afserve.engine.turns import Turns
 from afserve.errors import RequestError
 from afserve.member import AttentionPhase
 from afserve.models.decoder import AttentionModel
@@ -92,7 +92,7 @@ class AttentionNode(Generic[T]):
             for i, (runner, loop, reads) in enumerate(zip(runners, loops, beside, strict=True))
         ]
         steps = [m.run() for m in self._micro_batches]
-        self._turns = Turns(
+        self._turns = PingPong(
             self._micro_batches,
             in_queues_apart(steps, model.places, config.gpu_kernels),
             link,
@@ -215,7 +215,7 @@ class AttentionNode(Generic[T]):
 
     @property
     def under_way(self) -> bool:
-        """As of `Turns`."""
+        """As of `PingPong`."""
         return self._turns.under_way
 
     def wait(self, timeout: float) -> None:

@@ -27,7 +27,6 @@ from afserve.families.near_rows import check_near_rows
 from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
 from afserve.kernels.devices.opened import device_of
-from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
 from afserve.models.devices.several import Devices, Joint
@@ -74,7 +73,7 @@ def tensors_of(
 ) -> TensorSource:
     """Raises CheckpointError. `past_cache`: what is read is not kept by the system."""
     if source.load_format == "dummy":
-        in_blocks = spec.coverage if spec.fp8_block == (GROUP, GROUP) else None
+        in_blocks = spec.coverage if spec.in_fp8_blocks else None
         return DummyCheckpoint(source.seed, device=device, in_blocks=in_blocks)
     folder, naming = Path(source.path), naming_of(spec)
     made: StoredTensors

@@ -5,16 +5,14 @@ families, of indexers and of states are counted as de-quantised, whichever they 
 
 from afserve.families.pattern.naming import Naming
 from afserve.families.table import naming_of
-from afserve.spec import ModelSpec
+from afserve.spec import FP8_BLOCK, ModelSpec
 from afserve.spec_parts import AttentionSpec, DenseSpec, projections_of
-
-BLOCK = 128
 
 
 def parameters_in_blocks(spec: ModelSpec) -> int:
     """0 where the checkpoint has other blocks, or none. The embedding, the LM head, routers and what MLA multiplies
     head by head are in none."""
-    if spec.fp8_block != (BLOCK, BLOCK):
+    if not spec.in_fp8_blocks:
         return 0
     said, naming = spec.coverage, naming_of(spec)
     found = 0
@@ -40,7 +38,9 @@ def _of_attention(a: AttentionSpec, h: int, naming: Naming) -> int:
     if a.kind != "gqa" or a.value_dim != a.head_dim:
         return 0
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    turned = BLOCK % a.head_dim == 0 or a.head_dim % BLOCK == 0  # rows of a head change places within blocks
+    turned = (
+        FP8_BLOCK % a.head_dim == 0 or a.head_dim % FP8_BLOCK == 0
+    )  # rows of a head change places within blocks
     joined = turned and not naming.qkv and _whole(queries) > 0 and _whole(keys) > 0
     gate = a.gate_width if joined else 0
     return h * (joined * (queries + 2 * keys) + gate + _whole(queries) * (a.out_scale == 1.0))
@@ -48,4 +48,4 @@ def _of_attention(a: AttentionSpec, h: int, naming: Naming) -> int:
 
 def _whole(numbers: int) -> int:
     """As many, where they are whole blocks."""
-    return 0 if numbers % BLOCK else numbers
+    return 0 if numbers % FP8_BLOCK else numbers

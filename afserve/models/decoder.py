@@ -13,7 +13,6 @@ from torch import Tensor
 
 from afserve.families.pattern.naming import Naming, bias_of
 from afserve.kernels.cache import KeptShape, LayerCache
-from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.indexer import NearRows
 from afserve.kernels.layer import Half
 from afserve.kernels.ops import Ops
@@ -217,7 +216,7 @@ class AttentionModel:
     @property
     def dense_in_fp8(self) -> bool:
         """Whether linear maps stay in the checkpoint's FP8 blocks."""
-        return self._dense.holds_blocks and self.spec.fp8_block == (GROUP, GROUP)
+        return self._dense.holds_blocks and self.spec.in_fp8_blocks
 
     def fetches(self, layer: int) -> bool:
         """Whether latents of this layer, by its place in `keeps`, may lie far."""

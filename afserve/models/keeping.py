@@ -10,7 +10,6 @@ import torch
 
 from afserve.errors import ConfigError
 from afserve.families.pattern.naming import Naming
-from afserve.kernels.formats.scaled import GROUP
 from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
 from afserve.models.weights import SCALE_SUFFIX, TensorSource
@@ -60,7 +59,7 @@ def kept_as_stored(spec: ModelSpec, ops: Ops, dtype: torch.dtype) -> tuple[str, 
     how = spec.quantization
     in_ggml = how is not None and how.gguf
     held = {
-        "fp8": spec.fp8_block == (GROUP, GROUP) and ops.holds_fp8(dtype),
+        "fp8": spec.in_fp8_blocks and ops.holds_fp8(dtype),
         "int4": how is not None and not in_ggml and ops.holds_int4(dtype),
         "ggml": in_ggml and ops.ggml is not None and ops.ggml.holds(dtype),
     }
@@ -131,7 +130,7 @@ class Keeping:
         moe = self._spec.layer(self._spec.moe_layer_ids[layer]).moe
         if moe is None or moe.activation != "silu":  # blocks are multiplied by a plain SwiGLU alone
             return False
-        if not self._ops.holds_fp8(self._dtype) or self._spec.fp8_block != (GROUP, GROUP):
+        if not self._ops.holds_fp8(self._dtype) or not self._spec.in_fp8_blocks:
             return False
         gate = self._gate(layer)
         return gate is not None and self._source.has_tensor(gate + SCALE_SUFFIX)

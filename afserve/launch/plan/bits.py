@@ -3,10 +3,9 @@ values out."""
 
 from afserve.config import AUTO, MODEL_DTYPE, ModelSource
 from afserve.errors import ConfigError
-from afserve.families.fp8_maps import BLOCK
 from afserve.launch.plan.footprint import computed_dtype, gpus_multiply_fp8
 from afserve.launch.plan.wishes import Wishes
-from afserve.spec import BYTES, ModelSpec
+from afserve.spec import BYTES, FP8_BLOCK, ModelSpec
 
 
 def check_bits(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> None:
@@ -38,8 +37,8 @@ def _check_blocks(spec: ModelSpec, wishes: Wishes, computed: str) -> None:
     why = ""
     if wishes.engine.device == "cpu":
         why = "only GPUs multiply linear maps in FP8 blocks, not --device cpu"
-    elif spec.fp8_block != (BLOCK, BLOCK):
-        why = f"config.json has no FP8 blocks of {BLOCK} x {BLOCK} (weight_block_size of quantization_config)"
+    elif not spec.in_fp8_blocks:
+        why = f"config.json has no FP8 blocks of {FP8_BLOCK} x {FP8_BLOCK} (weight_block_size of quantization_config)"
     elif not gpus_multiply_fp8(wishes, computed):
         old = "the GPUs here have no FP8 matrix instructions (compute capability 8.9 or newer)"
         why = f"{computed} rows are not rounded to FP8" if BYTES[computed] > 2 else old

@@ -1,12 +1,12 @@
-"""Attention nodes on several devices each: whether model, machine and the rest of what was asked for allow it, and the
-shapes of what lies in one memory. Values in, values out."""
+"""Which devices attention nodes are on, how many each and of which kinds: whether model, machine and the rest of what
+was asked for allow it, the shapes of what lies in one memory, and the tokens of a step. Values in, values out."""
 
 from dataclasses import replace
 
 from afserve.config import AUTO, MODEL_DTYPE, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.device_shares import FLAG, check_split, shares_of
-from afserve.families.fp8_maps import BLOCK, parameters_in_blocks
+from afserve.families.fp8_maps import parameters_in_blocks
 from afserve.launch.plan.footprint import element_bytes, kept_dense, role_bytes, saved_by_blocks
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.spec import ModelSpec
@@ -48,7 +48,7 @@ def of_kinds(spec: ModelSpec, wishes: Wishes, picked: dict[str, str]) -> Wishes:
             f"{engine.device} would not round weights alike; leave it out",
             param="dense_dtype",
         )
-    if spec.fp8_block != (BLOCK, BLOCK):
+    if not spec.in_fp8_blocks:
         return wishes
     picked["dense-dtype"] = f"{MODEL_DTYPE}, so that nodes on CPUs and on GPUs compute alike"
     return replace(wishes, engine=replace(engine, dense_dtype=MODEL_DTYPE))

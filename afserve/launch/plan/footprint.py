@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from afserve.config import AUTO, ModelSource
 from afserve.config_texts import libraries_of
-from afserve.families.fp8_maps import BLOCK, parameters_in_blocks
+from afserve.families.fp8_maps import parameters_in_blocks
 from afserve.kernels.devices import scratch
 from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
@@ -77,7 +77,7 @@ def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     `native fp8`, or on GPUs `fp8` or `mxfp4`."""
     how, asked = spec.quantization, wishes.engine.expert_dtype
     on_gpu = wishes.experts_on != "cpu"
-    if asked == AUTO and spec.fp8_block == (BLOCK, BLOCK):
+    if asked == AUTO and spec.in_fp8_blocks:
         kept = "fp8" if on_gpu else "native fp8"
         return kept if _stays_fp8(spec, wishes, computed_dtype(spec, source), on_gpu) else asked
     blocks = how is not None and how.gguf and asked == "auto" and wishes.experts_on == "cpu"
@@ -92,7 +92,7 @@ def kept_dense(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:
     """What all other linear maps are kept in: as asked for, or `fp8` where auto leaves a checkpoint's blocks, which
     `models.dense` asks kernels for."""
     asked, on_gpu = wishes.engine.dense_dtype, wishes.engine.device != "cpu"
-    blocks = asked == AUTO and on_gpu and spec.fp8_block == (BLOCK, BLOCK)
+    blocks = asked == AUTO and on_gpu and spec.in_fp8_blocks
     return "fp8" if blocks and gpus_multiply_fp8(wishes, computed_dtype(spec, source)) else asked
 
 

@@ -18,7 +18,7 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.runner import T
 
 
-class Turns(Generic[T]):
+class PingPong(Generic[T]):
     """Of `micro_batches`, whose `loops` yield what each waits for. `pace`: how many of them take turns, where that is
     found out."""
 
