@@ -14,16 +14,19 @@ import os
 import random
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 from bench.origin import ROOT
 
@@ -77,15 +80,27 @@ def possible() -> bool:
 
 @contextmanager
 def cabled() -> Iterator[Cable]:
-    """Two namespaces with one address of ADDRESSES each, which reach each other and nobody else."""
+    """Two namespaces with one address of ADDRESSES each, which reach each other and nobody else. They go at the end,
+    and where this process is told to end by SIGTERM."""
     names = f"afsc{os.getpid() % 100000}x", f"afsc{os.getpid() % 100000}y"
+    with _ended_well(), _hosts(names) as cable:
+        yield cable
+
+
+@contextmanager
+def _hosts(names: tuple[str, str]) -> Iterator[Cable]:
     try:
         for name in names:
             _ip("netns", "add", name)
         command = [sys.executable, "-m", "bench.cable", *names]
         with subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+            command,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:  # a signal to all that a terminal runs leaves it there for the end
             try:
                 cable = Cable(names, process)
                 cable.tell(FAIR)
@@ -99,6 +114,25 @@ def cabled() -> Iterator[Cable]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@contextmanager
+def _ended_well() -> Iterator[None]:
+    """SIGTERM ends this thread as an exception does, so that whatever it has begun is taken back. Another one does not
+    interrupt that. Only a main thread hears signals."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """Two hosts as network namespaces, with a cable that is cut, lossy or slow: nothing fails, and tokens stay the same."""
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -46,6 +49,20 @@ def test_a_spell_of_bad_weather(case):
     with two_hosts() as (here, cable):
         row = asyncio.run(play(case, here, cable))
     assert row["failed"] == row["altered"] == 0, row
+
+
+def test_namespaces_go_with_a_bench_that_is_told_to_end():
+    body = """import time
+from bench.cable import cabled
+with cabled() as cable: print(*cable.names, flush=True); time.sleep(60)"""
+    with subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True) as bench:
+        names = bench.stdout.readline().split()
+        there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        bench.send_signal(signal.SIGTERM)
+        assert bench.wait(30) == 128 + signal.SIGTERM
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(names) == 2
+    assert all(name in there and name not in left for name in names)
 
 
 def test_the_cable_does_as_it_is_told():

@@ -1,9 +1,12 @@
 """The supervisor over children that only end: who is followed by another, and what the last one's end means."""
 
+import json
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from afserve.launch.processes.supervisor import Reports
 from tests.warm.interpreter import Warm
 
 pytestmark = pytest.mark.process
@@ -43,6 +46,16 @@ def test_a_child_that_served_is_followed_by_one_that_knows_what_is_wanted_and_wa
     assert said[0] == "0 {} {} {}" and ": 3}" in said[1] and ": 4}" in said[2]
     assert "'decode'" in said[1] and "'decode'" in said[2]
     assert "{'nano': {'rates': [0.5]}}" in said[1] and "{'nano': {'rates': [1.5]}}" in said[2]
+
+
+def test_what_was_learnt_is_said_where_it_has_changed():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reports = Reports(ours, {"nano": {"rates": [0.5]}})
+        for rate in (0.5, 1.5, 1.5, 0.5):
+            reports.note_learnt("nano", {"rates": [rate]})
+        said = [json.loads(line)["learnt"] for line in theirs.recv(4096).splitlines()]
+    assert said == [{"rates": [1.5]}, {"rates": [0.5]}]
 
 
 def test_one_that_fails_before_it_served_is_not_followed(run):

@@ -75,8 +75,9 @@ class Reports:
         self._say({"model": model, "counts": by_role, "phases": by_index})
 
     def note_learnt(self, model: str, numbers: Mapping[str, list[float]]) -> None:
-        self.learnt[model] = numbers
-        self._say({"model": model, "learnt": numbers})
+        if self.learnt.get(model) != numbers:  # in hours without requests nothing is learnt
+            self.learnt[model] = numbers
+            self._say({"model": model, "learnt": numbers})
 
     def failed(self, error: AfserveError) -> None:
         """The run ends with this."""
