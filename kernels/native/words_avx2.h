@@ -1,4 +1,4 @@
-// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for AVX2: VPMADDWD multiplies pairs of 16 bits,
+// Products of rows as whole numbers of 16 bits with int8 weights, for AVX2: VPMADDWD multiplies pairs of 16 bits,
 // and VPDPWSSD adds them too where the including file has AVX-VNNI (HAS_VNNI). A row's numbers lie at data + 2 r * stride of
 // a ByteRows. Sums of a block are exact and are added in float in ascending order of blocks, so a row's bits depend on no
 // batch, nor on which of the two instructions there is.
@@ -45,15 +45,7 @@ INLINE __m256i numbers_of(__m128i eight, float inverse) {
 
 INLINE size_t words_of_inputs(int inputs) { return size_t(int8_blocks(inputs)) * INT8_INPUTS; }
 
-INLINE int sum_of_sixteen(const int16_t* words) {
-  __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i*)words), _mm256_set1_epi16(1));
-  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-}
-
-// `swapped`: of every four numbers the second and the third change places, which int8 weights ask for.
-template <bool SWAPPED>
+// Of every four numbers the second and the third change places.
 void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
   int16_t* out = reinterpret_cast<int16_t*>(to.data + 2 * row * to.stride);
   unsigned bits = most_word(x, size) << 16;
@@ -67,7 +59,7 @@ void row_to_words(const bf16* x, int size, const ByteRows& to, int row) {
     __m256i low = numbers_of(_mm256_castsi256_si128(narrow), inverse);
     __m256i high = numbers_of(_mm256_extracti128_si256(narrow, 1), inverse);
     __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-    if (SWAPPED) words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256((__m256i*)(out + i), words);
   }
 }
@@ -126,12 +118,6 @@ NOINLINE void int8_words(const int16_t* a, size_t stride, const int8_t* at, int 
   }
 }
 
-INLINE __m256 int4_scale(const char* scales, bool wide, int column) {
-  if (wide) return _mm256_loadu_ps((const float*)scales + column);
-  __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(scales + column * 2)));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-}
-
 constexpr decltype(&int8_words<1>) int8_words_of[] = {nullptr,       int8_words<1>, int8_words<2>,
                                                       int8_words<3>, int8_words<4>, int8_words<5>};
 // Calls work(first row, rows) for all rows, in as few groups of at most `most` as there are and all alike.
@@ -168,5 +154,3 @@ void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float*
 }
 
 }  // namespace
-
-#include "int4_bytes_avx2.h"

@@ -19,8 +19,8 @@ void gemm_int4_bytes_vnni(const ByteRows& a, int rows, const Int4Panel& panel, f
   gemm_int4_bytes(a, rows, panel, sum, next);
 }
 
-void gemm_ggml_words_vnni(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next) {
-  gemm_ggml_words(a, rows, panel, sum, next);
+void gemm_ggml_bytes_vnni(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next next) {
+  gemm_ggml_bytes(a, rows, panel, sum, next);
 }
 
 void score_codes_words_vnni(const CodeQueries& q, const uint8_t* const* code, int tiles, size_t stride, int size, const CodeScales& scale,

@@ -1,6 +1,6 @@
 """Experts from stacked weights, slot by slot. Shapes: E experts, J = 2 I gate over up, I inner, H hidden.
 
-And rows as products with weights of 4 bits read them."""
+And rows as products with int4 weights and ggml's types read them."""
 
 from collections.abc import Callable
 
@@ -31,6 +31,6 @@ def in_bytes(x: Tensor) -> Tensor:
     return rounded.flatten(-2)[..., :inputs]
 
 
-def rows_of_int4(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def rows_of_codes(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """What rows of this dtype are rounded to, if at all by more than tests allow."""
     return in_bytes if ops.isa == "avx2" and dtype == torch.bfloat16 else Tensor.double

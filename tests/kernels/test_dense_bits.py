@@ -6,7 +6,7 @@ from torch import Tensor
 
 from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops
-from tests.kernels.packing import rows_of_int4
+from tests.kernels.packing import rows_of_codes
 from tests.kernels.test_native_experts import tolerance
 
 pytestmark = pytest.mark.by_day(2)
@@ -41,7 +41,7 @@ def test_int4_maps_compute_with_the_rounded_weights(
     used = int4_rounded(weight, int4.size)
     for rows in (0, 1, 2, 6, 40, 129):
         x = drawn(rows, rows, shape[1]).to(dtype)
-        wanted = rows_of_int4(ops, dtype)(x) @ used.double().t() + bias.double()
+        wanted = rows_of_codes(ops, dtype)(x) @ used.double().t() + bias.double()
         torch.testing.assert_close(ops.linear(x, packed).double(), wanted, atol=tolerance(dtype), rtol=1e-2)
         torch.testing.assert_close(
             ops.logits(x, packed).double(), wanted, atol=2e-5 if dtype == torch.float32 else 1e-3, rtol=1e-3
@@ -60,7 +60,7 @@ def test_maps_by_head_compute_with_the_rounded_weights(
     used = torch.stack([rounded(weight[head], int8, int4) for head in range(heads)]).double()
     for rows in (1, 5, 33, 130):
         x = drawn(rows, rows, heads, inputs).to(dtype)
-        of_rows = rows_of_int4(ops, dtype) if int4 else Tensor.double
+        of_rows = rows_of_codes(ops, dtype) if int4 else Tensor.double
         wanted = torch.einsum("tai,aoi->tao", of_rows(x), used)
         torch.testing.assert_close(
             ops.linear_heads(x, packed).double(), wanted, atol=tolerance(dtype), rtol=1e-2
@@ -93,7 +93,7 @@ def test_rows_times_int4_weights_lose_less_than_bfloat16_would(ops: Ops, int4: G
     x[5, ::2] = 0.0
     x = x.bfloat16()
     made = ops.logits(x, ops.pack_linear(weight, None, int4=int4)).double()
-    wanted = rows_of_int4(ops, x.dtype)(x) @ int4_rounded(weight, int4.size).double().t()
+    wanted = rows_of_codes(ops, x.dtype)(x) @ int4_rounded(weight, int4.size).double().t()
     size = wanted.square().mean(1).sqrt()
     assert ((made - wanted).abs().amax(1) <= size * 2.0**-9 + 1e-30).all()
     assert torch.equal(made[3], torch.zeros(64, dtype=torch.float64))

@@ -10,6 +10,7 @@ from afserve.kernels.formats.ggml import TYPES, GgmlRows, joined, panel_types
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import ExpertShape, Gating
 from afserve.models.blocks import unblocked
+from tests.kernels.packing import rows_of_codes
 from tests.kernels.test_native_experts import exact, routing, tolerance
 
 pytestmark = pytest.mark.by_day(2)
@@ -57,8 +58,9 @@ def test_maps_multiply_what_is_stored(ops: Ops, kind: str, dtype: torch.dtype) -
         weight = numbers(rows).double()
         for count in (1, 2, 3, 5, 17, 70):
             x = torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)).to(dtype)
-            wanted = x.double() @ weight.T + 1
-            bound = PRECISION[dtype] * (x.double().abs() @ weight.abs().T + 1)
+            given = rows_of_codes(ops, dtype)(x)
+            wanted = given @ weight.T + 1
+            bound = PRECISION[dtype] * (given.abs() @ weight.abs().T + 1)
             found = ops.logits(x, packed).double()
             assert ((found - wanted).abs() <= bound).all(), (outputs, count)
 
@@ -75,8 +77,9 @@ def test_blocks_of_32_may_end_anywhere(ops: Ops, kind: str) -> None:
         rows = drawn(kind, 70, inputs)
         packed = door(ops).pack_linear([rows], None, torch.bfloat16)
         x = torch.randn(3, inputs).to(torch.bfloat16)
-        wanted = x.double() @ numbers(rows).double().T
-        bound = PRECISION[torch.bfloat16] * (x.double().abs() @ numbers(rows).double().abs().T)
+        given = rows_of_codes(ops, x.dtype)(x)
+        wanted = given @ numbers(rows).double().T
+        bound = PRECISION[torch.bfloat16] * (given.abs() @ numbers(rows).double().abs().T)
         assert ((ops.logits(x, packed).double() - wanted).abs() <= bound).all()
 
 
@@ -87,8 +90,9 @@ def test_parts_of_a_map_have_types_of_their_own(ops: Ops, dtype: torch.dtype) ->
     packed = door(ops).pack_linear(parts, None, dtype)
     weight = torch.cat([numbers(part) for part in parts]).double()
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
-    bound = PRECISION[dtype] * (x.double().abs() @ weight.abs().T)
-    assert ((ops.logits(x, packed).double() - x.double() @ weight.T).abs() <= bound).all()
+    given = rows_of_codes(ops, dtype)(x)
+    bound = PRECISION[dtype] * (given.abs() @ weight.abs().T)
+    assert ((ops.logits(x, packed).double() - given @ weight.T).abs() <= bound).all()
     assert panel_types(joined(parts)) == [TYPES.index("Q4_K")] * 2 + [TYPES.index("Q6_K")]
     assert panel_types(joined(parts[1:])) is None
     with pytest.raises(ValueError, match="share 64 outputs"):
@@ -121,7 +125,8 @@ def test_experts_multiply_what_is_stored(
     down = [usual(kinds[1], hidden, inner, slot + 9) for slot in range(experts)]
     x = torch.randn(70, hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     slot, weight = routing(70, experts, "spread")
-    wanted = exact(x, slot, weight, *(torch.stack([numbers(one) for one in part]) for part in (up, down)))
+    used = [torch.stack([numbers(one) for one in part]) for part in (up, down)]
+    wanted = exact(x, slot, weight, *used, rows=rows_of_codes(pair[0], dtype))
     made = []
     for ops in pair:
         packed = door(ops).empty_experts(ExpertShape(experts, hidden, inner, dtype), kinds)

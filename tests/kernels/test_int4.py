@@ -6,7 +6,7 @@ from torch import Tensor
 
 from afserve.kernels.grouped import Grouped, Groups, groups_of, int4_rounded, quantised_groups
 from afserve.kernels.ops import Ops
-from tests.kernels.packing import rows_of_int4
+from tests.kernels.packing import rows_of_codes
 from tests.kernels.test_native_experts import exact, routing, tolerance, weights
 
 pytestmark = pytest.mark.by_day(2)
@@ -43,7 +43,7 @@ def test_int4_experts_compute_with_the_rounded_weights(
         out = torch.empty(rows, shape[1])
         ops.expert_ffn(x, slot, weight, packed, out)
         wanted = exact(
-            x, slot, weight, rounded(up, groups), rounded(down, groups), rows=rows_of_int4(ops, dtype)
+            x, slot, weight, rounded(up, groups), rounded(down, groups), rows=rows_of_codes(ops, dtype)
         )
         torch.testing.assert_close(out.double(), wanted, atol=tolerance(dtype), rtol=1e-2)
 
@@ -96,7 +96,7 @@ def test_four_bit_floats_are_multiplied_as_they_are(
         for rows in (1, 5, 70):
             out = torch.empty(rows, hidden)
             ops.expert_ffn(x[:rows], slot[:rows], weight[:rows], packed, out)
-            wanted = exact(x[:rows], slot[:rows], weight[:rows], up, down, rows=rows_of_int4(ops, dtype))
+            wanted = exact(x[:rows], slot[:rows], weight[:rows], up, down, rows=rows_of_codes(ops, dtype))
             torch.testing.assert_close(out.double(), wanted, atol=2 * tolerance(dtype), rtol=1e-2)
             made.append(out)
         with pytest.raises(ValueError, match="filled by set_expert_int4"):

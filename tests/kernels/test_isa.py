@@ -16,9 +16,12 @@ import afserve.kernels
 from afserve.config import AUTO, ISAS
 from afserve.errors import ConfigError
 from afserve.kernels import isa
+from afserve.kernels.formats.ggml import TYPES
 from afserve.kernels.grouped import Groups
 from afserve.kernels.isa import check_isa, isas_here, used_isa
 from afserve.kernels.ops import Ops, open_ops
+from afserve.kernels.packed import ExpertShape
+from tests.kernels.test_ggml import usual
 
 NATIVE = Path(__file__).parents[2] / "kernels" / "native"
 F32, BF16 = torch.float32, torch.bfloat16
@@ -27,9 +30,10 @@ KINDS = {  # dtype of rows, how weights are kept, and bounds as shares of the re
     "bfloat16": (BF16, {}, 8e-6, 0.04),
     "int8": (BF16, {"int8": True}, 5e-4, 0.04),
     "int4": (BF16, {"int4": Groups(32)}, 5e-4, 0.04),
+    "Q5_K": (BF16, {}, 5e-4, 0.04),
 }
-# The same of avx2 with int4 weights, whose rows have 8 bits there and a scale for every 32 numbers.
-COARSE = 0.03, 0.1
+# The same of avx2 with int4 weights and ggml's types, whose rows have 8 bits there and a scale for every 32 numbers.
+COARSE = 0.04, 0.15
 
 
 def test_every_set_of_the_library_can_be_named() -> None:
@@ -82,17 +86,24 @@ def test_sets_are_no_further_apart_than_rounding(kind: str, rows: int) -> None:
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 1024, generator=generator).to(dtype)
     weight = torch.randn(192, 1024, generator=generator).to(dtype) / 32
-    gate_up, down = (torch.randn(*s, generator=generator).to(dtype) / 32 for s in ((384, 1024), (1024, 192)))
+    gate_up, down = (torch.randn(*s, generator=generator).to(dtype) / 32 for s in ((512, 1024), (1024, 256)))
     slot, share = torch.zeros(rows, 1, dtype=torch.int32), torch.ones(rows, 1)
     products, experts = {}, {}
     for name in isas_here():
         ops, out = open_ops("cpu", 1, isa=name), torch.empty(rows, 1024)
-        products[name] = ops.logits(x, ops.pack_linear(weight, **kept))
-        slots = ops.empty_experts(1, 1024, 192, dtype, **kept)
-        ops.set_expert(slots, 0, gate_up, down)
+        if kind in TYPES:
+            assert ops.ggml is not None
+            packed = ops.ggml.pack_linear([usual(kind, 192, 1024, rows)], None, dtype)
+            slots = ops.ggml.empty_experts(ExpertShape(1, 1024, 256, dtype), (kind, kind))
+            ops.ggml.set_expert(slots, 0, usual(kind, 512, 1024, 2), usual(kind, 1024, 256, 3))
+        else:
+            packed = ops.pack_linear(weight, **kept)
+            slots = ops.empty_experts(1, 1024, 256, dtype, **kept)
+            ops.set_expert(slots, 0, gate_up, down)
+        products[name] = ops.logits(x, packed)
         ops.expert_ffn(x, slot, share, slots, out)
         experts[name] = out
-    if kind == "int4":
+    if kind in ("int4", *TYPES):
         assert apart(products) <= COARSE[0] and apart(experts) <= COARSE[1]
         for results in (products, experts):
             results.pop("avx2", None)

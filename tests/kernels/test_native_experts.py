@@ -10,7 +10,7 @@ from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.isa import isas_here
 from afserve.kernels.ops import Ops, open_ops
 from afserve.kernels.packed import SWIGLU, Gating
-from tests.kernels.packing import pack_experts, rows_of_int4
+from tests.kernels.packing import pack_experts, rows_of_codes
 
 pytestmark = pytest.mark.by_day(2)
 
@@ -113,7 +113,7 @@ def test_biases_and_a_clamped_swiglu(
         "int4": lambda m: torch.stack([*map(int4_rounded, m)]),
     }
     kept_up, kept_down = rounded[kept](up), rounded[kept](down)
-    of_rows = rows_of_int4(ops, dtype) if kept == "int4" else Tensor.double
+    of_rows = rows_of_codes(ops, dtype) if kept == "int4" else Tensor.double
     for rows in (1, 5, 33):
         x = 2 * torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
         slot, weight = routing(rows, shape[0], "skipped")
