@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 from afserve.config import MAX_MICRO_BATCHES
 from afserve.drafts import BESIDE
+from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.drafting import Drafts
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.plan import Plan, Side
 
 HERE = "127.0.0.1"
+_AS_STORED = Precision(kv="bf16")
 _HERE = "All on this machine; write other addresses to spread it over hosts."
 _ELSEWHERE = "Replace the addresses; one [[host]] is one machine"
 
@@ -35,13 +37,21 @@ def on_cpu(hardware: str) -> bool:
 
 
 def cluster_toml(
-    plan: Plan, model: str, *, path: str = "", here: bool = False, copies: int = 1, ttft: float = float("inf")
+    plan: Plan,
+    model: str,
+    chips: Mapping[str, Hardware],
+    *,
+    path: str = "",
+    here: bool = False,
+    copies: int = 1,
+    ttft: float = float("inf"),
+    precision: Precision = _AS_STORED,
 ) -> str:
     """TOML text. A colocated plan has [experts] nodes = 0: experts run inside the attention processes.
 
-    `path`: the checkpoint folder, for a model that has no name. `here`: all of it on this machine. `copies` of
-    every expert, and the seconds to a first token for which prompts are split, are flags of `afserve up`, which the
-    file names.
+    `chips`: those of the plan, by name. `path`: the checkpoint folder, for a model that has no name. `here`: all of it
+    on this machine. `copies` of every expert, the seconds to a first token for which prompts are split, and a
+    `precision` that is not the checkpoint's, are flags of `afserve up`, which the file names.
     """
     afd = plan.kind == "afd"
     reading = plan.prefill.devices if plan.prefill else 0
@@ -55,6 +65,10 @@ def cluster_toml(
         notes.append(
             f"Start it with --ttft {ttft:g}: {plan.prompt_parts} prefill nodes read a prompt together then."
         )
+    if precision.experts == "int4":
+        notes.append("Start it with --expert-dtype int4, as it was planned.")
+    if precision.kv == "fp8":
+        notes.append("Start it with --kv-dtype fp8, as it was planned.")
     if plan.drafts.tokens:
         notes.append(_drafted(plan.drafts))
     attention = {
@@ -67,12 +81,12 @@ def cluster_toml(
     )
     if plan.prefill is not None and here:
         both = replace(plan.attention, devices=plan.attention.devices + reading)
-        lines += _hosts("attention", both, here)
+        lines += _hosts("attention", both, chips, here)
     else:
-        lines += _hosts("attention", plan.prefill, here, "prefill") if plan.prefill else []
-        lines += _hosts("attention", plan.attention, here)
+        lines += _hosts("attention", plan.prefill, chips, here, "prefill") if plan.prefill else []
+        lines += _hosts("attention", plan.attention, chips, here)
     if afd:
-        lines += _hosts("experts", plan.experts, here)
+        lines += _hosts("experts", plan.experts, chips, here)
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +131,9 @@ def phases_toml(phases: Phases, chip: Hardware, model: str, *, path: str = "", r
     experts = {"nodes": phases.experts, "prompt_share": phases.share}
     lines = _head(notes, phases.micro_batches, model, path, attention, experts)
     for role, devices in (("attention", nodes), ("experts", phases.experts)):
-        lines += _hosts(role, Side(chip.name, devices, -(-devices // chip.devices), 1), here)
+        lines += _hosts(
+            role, Side(chip.name, devices, -(-devices // chip.devices), 1), {chip.name: chip}, here
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -145,7 +161,7 @@ def _head(
     ]
 
 
-def _hosts(role: str, side: Side, here: bool, name: str = "") -> list[str]:
+def _hosts(role: str, side: Side, chips: Mapping[str, Hardware], here: bool, name: str = "") -> list[str]:
     """`name`: what addresses begin with, where it is not the role. The first attention hosts have the prefill nodes."""
     lines = []
     left = side.devices
@@ -161,5 +177,6 @@ def _hosts(role: str, side: Side, here: bool, name: str = "") -> list[str]:
             f'role = "{role}"',
             f'hardware = "{side.hardware}"',
             f"devices = {used}",
+            f"memory_gb = {chips[side.hardware].memory / 1e9:g}",
         ]
     return lines

@@ -263,7 +263,8 @@ def test_a_model_fits_in_8_bits_where_it_does_not_in_16(tmp_path: Path):
         choose(spec, source, here, Wishes(1, 1))
     chosen = choose(spec, source, here, Wishes(1, 1, engine=EngineSettings(expert_dtype="int8")))
     assert chosen.attention.total + chosen.expert.total <= here.memory
-    assert needs(spec, source, here, "int8") != needs(spec, source, here)
+    eight = Wishes(engine=EngineSettings(expert_dtype="int8"))
+    assert needs(spec, source, here, eight) != needs(spec, source, here, Wishes())
 
 
 def test_many_nodes_are_given_longer_than_was_asked_and_it_is_said():
@@ -301,7 +302,9 @@ def test_what_does_not_fit_says_needs(tmp_path: Path):
     said = refused.value.message
     routed = spec.routed_parameters() * 2 / GIB
     assert f"{routed:,.0f} GiB over all expert nodes" in said and "per 1,000 tokens" in said
-    assert "(58 MoE layers)" in said and "(1 MoE layer)" in needs(spec.cut(4), source, machine(memory=4))
+    assert "(58 MoE layers)" in said and "(1 MoE layer)" in needs(
+        spec.cut(4), source, machine(memory=4), Wishes()
+    )
 
 
 COMMAND = re.compile(r"^  (afserve .+?)     (.+)", re.MULTILINE)

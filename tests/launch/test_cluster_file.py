@@ -10,6 +10,7 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.cluster import Host, read_cluster
 from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.host_memory import memories
 from afserve.launch.plan.hosts import HostAssignment, assign, look_up, own_addresses
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
@@ -96,6 +97,11 @@ def test_a_path_is_relative_to_the_file(file: Path) -> None:
         ('"there"', '"0.0.0.0"', "host 1.address: 0.0.0.0 is no machine"),
         ('"there"', '"a b"', "host 1.address: 'a b' is neither a host name nor an IP address"),
         ('"there"', "7", "host 1.address: 7 is not a text"),
+        (
+            "devices = 2",
+            "devices = 2\nmemory_gb = 0",
+            "host 0.memory_gb: 0 is not a number from 0.1 to 100,000",
+        ),
         ('role = "experts"', 'role = "expert"', "host 1.role: 'expert' is not one of attention, experts"),
         ('"there"\nrole = "experts"', '"10.0.0.1"\nrole = "attention"', "host 1: 10.0.0.1 is listed twice"),
         (
@@ -216,6 +222,73 @@ def test_prefill_nodes_may_have_another_kind_of_device_than_decode_nodes(file: P
     ):
         with pytest.raises(ConfigError, match=said):
             chosen(**engine)
+
+
+GIB, NONE, NANO = 1 << 30, Gpus(), load_spec(CONFIGS / "nano")
+HOSTS = (Share(2, 0), Share(0, 3, here=False))
+
+
+def shares(file: Path, text: str, gpus: Gpus = NONE) -> tuple[tuple[Share, ...], Gpus | None]:
+    assignment = assigned(file, text)
+    return memories(read_cluster(file), assignment, Machine(2, 4 * GIB, 8 * GIB), gpus)
+
+
+def test_each_host_has_its_own_memory(file: Path) -> None:
+    """Prompts on this machine's GPU, decoding and experts on its CPU and on another host's: what is here says itself
+    what is free, of a CPU elsewhere the file says it, and where it does not, that is taken to be like this one."""
+    text = PHASES.replace("devices = 3", "devices = 3\nmemory_gb = 64")
+    found, gpus = shares(file, text, Gpus(("H20",), (90 * GIB,), (96 * GIB,), fp8=True))
+    assert [(one.attention, one.experts, one.memory, one.device) for one in found] == [
+        (1, 0, 90 * GIB, "cuda"), (1, 0, 4 * GIB, "cpu"), (0, 3, 64 * 10**9, "cpu"),
+    ]  # fmt: skip
+    assert gpus is not None and gpus.fp8 and gpus.free == (90 * GIB,)
+    found, _ = shares(file, PHASES, Gpus(("H20",), (90 * GIB,), (96 * GIB,)))
+    assert (found[2].memory, found[2].place) == (0, ""), (
+        "the controller's own is a guess, and refuses nothing"
+    )
+    less = PHASES.replace('"h20"', '"h20"\nmemory_gb = 10')
+    found, _ = shares(file, less, Gpus(("H20",), (90 * GIB,), (96 * GIB,)))
+    assert found[0].memory == 10 * 10**9, "no more than the file says"
+
+    def kv(memories: tuple[Share, ...]) -> int:
+        wishes = Wishes(2, 3, prefill=1, decode=1, prefill_device="cuda", hosts=HOSTS, memories=memories)
+        long = replace(NANO, max_position=1 << 20)
+        return choose(long, ModelSource("", "nano"), Machine(2, 4 * GIB, 8 * GIB), wishes).attention.kv
+
+    nodes = 0.9 * 4 * GIB - kv(found) / 0.5
+    assert 0 < nodes < 2 * GIB, "half of what the CPU's weights leave, which is less than the GPU has"
+    small, half = (kv((replace(found[0], memory=GIB, device=kind), *found[1:])) for kind in ("cuda", "cpu"))
+    assert small == pytest.approx(1.6 * half, rel=0.01) and small < kv(found), "four fifths of a GPU's"
+
+
+def test_gpus_elsewhere_have_what_their_chip_has(file: Path) -> None:
+    """One memory for each, whatever is here; older chips multiply no FP8."""
+    text = TEXT.replace('role = "experts"\nhardware = "cpu-host"', 'role = "experts"\nhardware = "{}"')
+    found, gpus = shares(file, text.format("h200_sxm"))
+    assert found[0] == Share(2, 0, True, 4 * GIB, "", "cpu") and len(found) == 4
+    place = "the h200_sxm of there, by configs/hardware/h200.toml"
+    assert set(found[1:]) == {Share(0, 1, False, int(150.75e9), place, "cuda")}
+    older = shares(file, text.format("a100"))[1]
+    assert gpus is not None and gpus.fp8 and older is not None and not older.fp8
+    with pytest.raises(ConfigError) as caught:
+        shares(file, text.format("h20o"))
+    said = caught.value.message
+    assert said.startswith(
+        f"--cluster {file}: host there: hardware 'h20o' is none of configs/hardware (did you mean"
+    )
+    assert "h20" in said and said.endswith("write memory_gb = N, 10^9 bytes of each GPU")
+    named, _ = shares(file, text.format("h20o").replace("devices = 3", "devices = 3\nmemory_gb = 24.5"))
+    assert named[1].memory == int(24.5e9)
+
+
+def test_what_does_not_fit_elsewhere_is_named(file: Path) -> None:
+    text = TEXT.replace("devices = 3", "devices = 3\nmemory_gb = 0.5")
+    found, _ = shares(file, text)
+    source, wishes = ModelSource("", "nano"), Wishes(2, 3, hosts=HOSTS, memories=found)
+    with pytest.raises(
+        DoesNotFitError, match="nano does not fit on the cpu-host of there, by memory_gb of the file"
+    ):
+        choose(NANO, source, Machine(2, 4 * GIB, 8 * GIB), wishes)
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,30 @@ from dataclasses import replace
 
 import pytest
 
-from afserve.cli.plan.catalog import load_model
+from afserve.cli.plan.catalog import load_curves, load_hardware, load_model
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.kernels.devices import scratch
 from afserve.launch.plan.bits import check_bits
+from afserve.launch.plan.cluster import read_cluster
 from afserve.launch.plan.footprint import NODE_OVERHEAD, kept_dense, kept_dtype, kernel_bytes, role_bytes
 from afserve.launch.plan.gpus import Gpus
+from afserve.launch.plan.host_memory import memories
+from afserve.launch.plan.hosts import assign
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import find_model
 from afserve.launch.plan.node_memory import node_weights
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Share, Wishes
+from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.kv import attention_weight_bytes
 from afserve.placement.planner.perf.kv import kernel_bytes as planned_bytes
+from afserve.placement.planner.perf.setting import Setting
+from afserve.placement.planner.perf.workload import fixed_context
+from afserve.placement.planner.question import Question, answer
+from afserve.placement.planner.search import DevicePool, GivenLayout
 from afserve.quantization import Quantization
 from afserve.spec_parts import CLAMPED_SWIGLU
 
@@ -119,19 +127,86 @@ CARDS = {
 MODELS = ("deepseek-v3", "kimi-k2", "qwen3-235b-a22b", "glm-4.5", "gpt-oss-120b", "qwen3-30b-a3b")
 
 
+def stored(name, folder):
+    """FP8 checkpoints but for gpt-oss's MXFP4 and Qwen3-30B in 16 bits."""
+    spec = spec_of(name, folder, None if name in ("gpt-oss-120b", "qwen3-30b-a3b") else FP8)
+    return replace(spec, quantization=Quantization("mxfp4", 4, 32)) if name == "gpt-oss-120b" else spec
+
+
+def chosen(spec, name, wishes, machine):
+    """None where it does not fit."""
+    try:
+        return choose(spec, ModelSource("/a/folder", name), machine, wishes)
+    except DoesNotFitError:
+        return None
+
+
 def on_cards(name, card, folder, experts=4):
-    """Eight cards, FP8 checkpoints but for gpt-oss's MXFP4 and Qwen3-30B in 16 bits; None where it does not fit."""
-    block = None if name in ("gpt-oss-120b", "qwen3-30b-a3b") else FP8
-    spec = spec_of(name, folder, block)
-    if name == "gpt-oss-120b":
-        spec = replace(spec, quantization=Quantization("mxfp4", 4, 32))
+    """Eight cards of this machine."""
     size = int((CARDS[card] - 0.5) * 1e9)
     gpus = Gpus((card,) * 8, (size,) * 8, (size,) * 8)
     wishes = Wishes(engine=EngineSettings(device="cuda"), gpus=gpus, attention=8 - experts, experts=experts)
-    try:
-        return choose(spec, ModelSource("/a/folder", name), Machine(64, 1 << 40, 1 << 40, ""), wishes), size
-    except DoesNotFitError:
-        return None, size
+    return chosen(stored(name, folder), name, wishes, Machine(64, 1 << 40, 1 << 40, "")), size
+
+
+FILE = """
+micro_batches = 2
+model.name = "a model"
+attention = {nodes = 2, tensor_parallel = 1, batch = 256}
+experts.nodes = 6
+"""
+LAPTOP = Machine(4, 8 << 30, 16 << 30)
+
+
+def of_file(name, folder, text):
+    """What `up` starts of a cluster file on hosts that are not this machine, which is a laptop."""
+    file = folder / "cluster.toml"
+    file.write_text(text)
+    cluster = read_cluster(file, placeholders=True)
+    resolve = {"10.0.0.9": frozenset({"10.0.0.9"})}
+    assignment = assign(
+        cluster, "10.0.0.9", lambda host: resolve.get(host, frozenset({"10.0.0.2"})), ["10.0.0.9"]
+    )
+    shares, gpus = memories(cluster, assignment, LAPTOP, Gpus())
+    wishes = Wishes(
+        cluster.attention, cluster.experts, engine=EngineSettings(device="cuda"), batch=cluster.batch,
+        hosts=assignment.node_counts(), memories=shares, gpus=gpus,
+    )  # fmt: skip
+    return chosen(stored(name, folder), name, wishes, LAPTOP)
+
+
+def hosts_of(card, gb=""):
+    sides = (("attention", 2), ("experts", 6))
+    return "".join(
+        f'[[host]]\naddress = "{role}-0"\nrole = "{role}"\nhardware = "{card}"\ndevices = {count}\n{gb}\n'
+        for role, count in sides
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_up_fits_what_a_plan_fits(tmp_path, name):
+    """The file that a plan writes is started on a laptop for hosts elsewhere; where there is no plan, one by hand is
+    refused. A card has what the catalogue says."""
+    widths = {"gpt-oss-120b": ("bf16", "fp4"), "qwen3-30b-a3b": ("bf16", "bf16")}
+    own = Precision(*widths.get(name, ("fp8", "fp8")), "bf16")
+    setting = Setting(load_model(name), load_curves("h200"), fixed_context(4096), precision=own)
+    fits = []
+    for card in map(str.lower, CARDS):
+        chip = load_hardware(card)
+        layout = GivenLayout(attention_devices=2, expert_devices=6, tensor_parallel=1)
+        plans = answer(
+            Question(setting, (DevicePool(chip, 8),), kinds=("afd",), layout=layout, micro_batches=(2,))
+        ).plans
+        text = cluster_toml(plans[0], name, {card: chip}) if plans else FILE + hosts_of(card)
+        found = of_file(name, tmp_path, text)
+        assert bool(plans) == (found is not None), card
+        fits.append(found is not None)
+        by_hand = of_file(name, tmp_path, FILE + hosts_of(card))
+        if found is not None and by_hand is not None:
+            assert (found.attention.kv, found.expert) == (by_hand.attention.kv, by_hand.expert)
+            kept = plans[0].batch * plans[0].micro_batches * 4096 / found.kv_tokens_of_node
+            assert 0.7 < kept < 1.5, "of the tokens that are planned for, most have room"
+    assert any(fits)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +261,14 @@ def test_kv_gives_way_to_what_kernels_take(tmp_path, monkeypatch):
     ],
 )
 def test_six_models_on_three_cards(tmp_path, name, thousands):
-    """Two attention and six expert nodes: KV takes four fifths of what weights leave, in blocks of 64 tokens."""
+    """Two attention and six expert nodes: KV takes four fifths of what weights leave, in blocks of 64 tokens. The same
+    on this machine's cards and, by a cluster file, on those of others."""
     for card, expected in zip(CARDS, thousands, strict=True):
         found, size = on_cards(name, card, tmp_path / card, experts=6)
+        elsewhere = of_file(name, tmp_path, FILE + hosts_of("a card", f"memory_gb = {size / 1e9}"))
+        assert (elsewhere is None) == (found is None)
+        if found is not None:
+            assert (elsewhere.attention, elsewhere.expert) == (found.attention, found.expert)
         assert (0 if found is None else found.kv_tokens_of_node // 1000) == expected, card
         if found is not None:
             assert found.deployment.engine.block_size == 64

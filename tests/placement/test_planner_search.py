@@ -280,7 +280,7 @@ def test_caches_of_random_lengths_need_more_room_than_the_mean() -> None:
 def test_cluster_file_is_toml_with_every_host() -> None:
     plan: Plan | None = answer(question("qwen3-235b-a22b", {"h20": 64})).best("afd")
     assert plan is not None
-    table = tomllib.loads(cluster_toml(plan, "qwen3-235b-a22b"))
+    table = tomllib.loads(cluster_toml(plan, "qwen3-235b-a22b", {"h20": load_hardware("h20")}))
     assert table["micro_batches"] == plan.micro_batches
     assert table["attention"]["nodes"] == plan.ranks
     by_role = {
@@ -288,3 +288,4 @@ def test_cluster_file_is_toml_with_every_host() -> None:
         for role in ("attention", "experts")
     }
     assert by_role == {"attention": plan.attention.devices, "experts": plan.experts.devices}
+    assert {host["memory_gb"] for host in table["host"]} == {load_hardware("h20").memory / 1e9}

@@ -141,10 +141,12 @@ def _write_cluster(path: Path, question: Question, plans: Sequence[Plan], model:
     text = cluster_toml(
         chosen,
         question.setting.shape.name,
+        {pool.chip.name: pool.chip for pool in question.pools},
         path=_checkpoint(model),
         here=here,
         copies=copies,
         ttft=question.setting.ttft,
+        precision=question.setting.precision,
     )
     _write(path, "cluster", text)
     if obstacle(chosen):

@@ -23,18 +23,20 @@ _KEYS = {
     "model": ("name", "path"),
     "attention": ("nodes", "tensor_parallel", "batch", "prefill", "prefill_tokens"),
     "experts": ("nodes", "prompt_share"),
-    "host": ("address", "role", "hardware", "devices"),
+    "host": ("address", "role", "hardware", "devices", "memory_gb"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine under one role. `devices` of it are in use, one node on each."""
+    """One machine under one role. `devices` of it are in use, one node on each. `memory`: bytes of each GPU, or of all
+    of a CPU's host; 0 where the file does not say."""
 
     address: str
     role: str
     hardware: str
     devices: int
+    memory: int = 0
 
     @property
     def on_cpu(self) -> bool:
@@ -113,7 +115,7 @@ def read_cluster(path: Path, *, placeholders: bool = False) -> Cluster:
         prefill_tokens=attention.whole_number("prefill_tokens", 1, 1 << 20)
         if "prefill_tokens" in attention.table
         else None,
-        prompt_share=experts.fraction("prompt_share") if "prompt_share" in experts.table else None,
+        prompt_share=experts.number("prompt_share", 0.01, 0.9) if "prompt_share" in experts.table else None,
     )
     if cluster.prefill is not None and cluster.prefill >= cluster.attention:
         attention.refuse_key(
@@ -147,6 +149,7 @@ def _host(section: "_Section", placeholders: bool) -> Host:
         section.text("role"),
         section.text("hardware"),
         section.whole_number("devices", 1),
+        int(section.number("memory_gb", 0.1, 1e5) * 1e9) if "memory_gb" in section.table else 0,
     )
     if host.role not in ROLES:
         section.refuse_key("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
@@ -245,12 +248,12 @@ class _Section:
             self.refuse_key(key, f"{value} is outside [{low}, {high}]")
         return value
 
-    def fraction(self, key: str) -> float:
+    def number(self, key: str, low: float, high: float) -> float:
         value = self.required(key)
-        if not isinstance(value, float) or not 0.01 <= value <= 0.9:
-            self.refuse_key(key, f"{value!r} is not a number from 0.01 to 0.9")
-        assert isinstance(value, float)
-        return value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            self.refuse_key(key, f"{value!r} is not a number from {low:g} to {high:,g}")
+        assert isinstance(value, int | float)
+        return float(value)
 
     def inner_section(self, key: str) -> "_Section":
         value = self.required(key)

@@ -35,7 +35,7 @@ def kernel_bytes(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> int:
     """What attention takes of a GPU beside weights and caches, of which a CPU's takes none, and an encoder of both."""
     element = element_bytes(source, spec)
     seeing = spec.encoder.scratch_bytes(element) if spec.encoder else 0
-    if wishes.engine.device == "cpu":
+    if wishes.attention_on == {"cpu"}:
         return seeing
     latents = [layer.attention.kv_width for layer in spec.kinds if layer.attention.kind == "mla"]
     taken = seeing + (scratch.of_prompts(max(latents), element) if latents else 0)
@@ -47,17 +47,10 @@ def kv_element_bytes(source: ModelSource, spec: ModelSpec, kv_dtype: str) -> int
     return element_bytes(source, spec) if kv_dtype == AUTO else 1
 
 
-def needs(
-    spec: ModelSpec,
-    source: ModelSource,
-    machine: Machine,
-    expert_dtype: str = "auto",
-    dense_dtype: str = "auto",
-    kv_dtype: str = AUTO,
-) -> str:
-    """What a model needs by role, and what there is."""
-    own, routed = role_bytes(spec, source, expert_dtype, dense_dtype)
-    element = kv_element_bytes(source, spec, kv_dtype)
+def needs(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishes) -> str:
+    """What a model needs by role where it runs as it is asked for, and what there is."""
+    own, routed = role_bytes(spec, source, kept_dtype(spec, source, wishes), kept_dense(spec, source, wishes))
+    element = kv_element_bytes(source, spec, wishes.engine.kv_dtype)
     kv = spec.kv_bytes_per_token(element, block_size(spec, element, None)) * 1000
     machines = -(-routed // max(1, usable(machine) - NODE_OVERHEAD))
     limited = f" ({machine.limited_by})" if machine.limited_by else ""
@@ -68,8 +61,8 @@ def needs(
     return f"""\
   weights   {gib(own)} on each attention node, {gib(routed)} over all expert nodes ({layers})
 {rows}  KV cache  {gib(kv)} per 1,000 tokens, on attention nodes
-  here      {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
-            (the experts alone would fill {machines:,} such machine{"s" * (machines > 1)})"""
+  memory    {gib(machine.memory)} free of {gib(machine.memory_total)}{limited}
+            (the experts alone would fill {machines:,} such)"""
 
 
 def kept_dtype(spec: ModelSpec, source: ModelSource, wishes: Wishes) -> str:

@@ -94,7 +94,7 @@ def find_model(
         raise ConfigError(
             f"--model {_said(model)}: the folder has no config.json; a model is a Hugging Face checkpoint folder{hint}"
         )
-    shape = _shape_file(model)
+    shape = catalogued("models", model)
     if shape is not None:
         return _from_shape(shape, scratch)
     known = shapes()
@@ -137,14 +137,15 @@ def _tokenizer(folder: Path, scratch: Path) -> Path:
     return CONFIGS / "nano"
 
 
-def _shape_file(model: str) -> Path | None:
-    if not re.fullmatch(r"[\w.-]+", model):
+def catalogued(kind: str, name: str) -> Path | None:
+    """The file of that name, or with that other name, in a folder of configs/ such as models or hardware."""
+    if not re.fullmatch(r"[\w.-]+", name):
         return None
-    wanted = model.lower()
-    direct = CONFIGS / "models" / f"{wanted}.toml"
+    wanted = name.lower()
+    direct = CONFIGS / kind / f"{wanted}.toml"
     if os.path.isfile(direct):
         return direct
-    for path in sorted((CONFIGS / "models").glob("*.toml")):
+    for path in sorted((CONFIGS / kind).glob("*.toml")):
         meta = tomllib.loads(path.read_text(encoding="utf-8")).get("meta", {})
         if wanted in meta.get("aliases", ()):
             return path

@@ -47,7 +47,7 @@ def node_weights(
     own, routed = attention_bytes(spec, source, wishes, kept), role_bytes(spec, source, kept)[1]
     own += numbers_beside(wishes.engine.drafts()) * element_bytes(source, spec)
     most = wishes.engine.expert_memory_bytes or routed * slots
-    host = wishes.engine.kv_host_bytes if wishes.engine.device == "cpu" else 0
+    host = wishes.engine.kv_host_bytes if "cpu" in wishes.attention_on else 0
     beside = host, kernel_bytes(spec, source, wishes)
     if not nodes.experts:
         return NodeWeights(own + min(most, routed), 0, *beside)
@@ -72,13 +72,31 @@ def check_expert_memory(
     picked["expert memory"] = few if places else f"all {slots} experts of each layer fit"
 
 
+def memory_of(machine: Machine, share: Share) -> Machine:
+    """This machine, or one with what is said of where these nodes are."""
+    if not share.memory:
+        return machine
+    size, place = share.memory, share.place or machine.limited_by
+    return replace(
+        machine, memory=size, memory_total=size if share.place else machine.memory_total, limited_by=place
+    )
+
+
+def smallest(machine: Machine, wishes: Wishes) -> Machine:
+    """The least memory that nodes are to have: of a cluster file's hosts, or of the GPUs here."""
+    if wishes.memories:
+        return min((memory_of(machine, share) for share in wishes.memories), key=lambda found: found.memory)
+    if wishes.gpus is None:
+        return machine
+    free, total = min(wishes.gpus.free), min(wishes.gpus.total)
+    return replace(machine, memory=free, memory_total=total, limited_by="GPU memory")
+
+
 def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:
     """What nodes leave on a host for KV caches. Below zero where they do not fit."""
-    taken = (
-        share.attention * (weights.attention + weights.host + weights.kernels)
-        + share.experts * weights.expert
-    )
-    return usable(machine) - taken - share.total * NODE_OVERHEAD
+    host = 0 if share.device == "cuda" else weights.host
+    taken = share.attention * (weights.attention + host + weights.kernels) + share.experts * weights.expert
+    return usable(memory_of(machine, share)) - taken - share.total * NODE_OVERHEAD
 
 
 def room_of_one(machine: Machine, share: Share, weights: NodeWeights) -> int:

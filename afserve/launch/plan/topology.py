@@ -26,7 +26,6 @@ from afserve.launch.plan.footprint import (
     needs,
     role_bytes,
 )
-from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.kv_blocks import KV_SHARE, KvRoom, block_size, gpu_block, kv_bytes, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
@@ -35,8 +34,10 @@ from afserve.launch.plan.node_memory import (
     check_host_kv,
     check_processes,
     left_by,
+    memory_of,
     node_weights,
     room_of_one,
+    smallest,
     with_far_rows,
 )
 from afserve.launch.plan.numa import dealt, seats_for
@@ -136,8 +137,10 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     check_bits(spec, source, wishes)
     check_devices(spec, wishes, nodes, picked)
     wishes = of_kinds(spec, wishes, picked)
-    if wishes.gpus is not None:
-        machine = _gpu_machine(machine, wishes.gpus, nodes, picked)
+    if wishes.gpus is not None and not wishes.memories:
+        machine = smallest(machine, wishes)  # each GPU is shared as a host would be
+        if nodes.total > (gpus := len(wishes.gpus)):
+            picked["devices"] = f"{nodes.total} nodes on {gpus} GPU{'s' * (gpus > 1)}, which they share"
     micro_batches = micro_batches_of(wishes, nodes, picked)
     threads = threads_of(machine, wishes, nodes, seats, picked)
     shares = not seats and shares_cores(machine, wishes, nodes, threads, picked)
@@ -212,13 +215,6 @@ def _most_attention(wishes: Wishes, nodes: Share) -> int:
     return min(MOST_NODES, max(_LEAST_MOST_ATTENTION, _ATTENTION_HEADROOM * nodes.attention))
 
 
-def _gpu_machine(machine: Machine, gpus: Gpus, nodes: Share, picked: dict[str, str]) -> Machine:
-    """The memory that counts is the smallest GPU's, and each of them is shared as a host would be."""
-    if nodes.total > len(gpus):
-        picked["devices"] = f"{nodes.total} nodes on {len(gpus)} GPU{'s' * (len(gpus) > 1)}, which they share"
-    return replace(machine, memory=min(gpus.free), memory_total=min(gpus.total), limited_by="GPU memory")
-
-
 def _check_colocated(wishes: Wishes, nodes: Share) -> None:
     """What is asked of expert nodes that are not there."""
     if wishes.engine.wire_dtype == "fp8" and not nodes.experts:
@@ -289,34 +285,39 @@ def _kv(
     if spec.state_bytes() and wishes.engine.block_size is None:
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.memory_shares(nodes)
-    room = min(room_of_one(machine, share, weights) for share in shares if share.attention)
+    room, tight = min(
+        (kv_bytes(room_of_one(machine, share, weights), share.device or wishes.engine.device), number)
+        for number, share in enumerate(shares)
+        if share.attention
+    )
     longest = spec.max_position if wishes.max_model_len is None else wishes.max_model_len
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        most = kv.tokens_in(kv_bytes(room, wishes.engine.device))
-        tokens = min(most, max(block, _KV_SEQUENCES * longest))
-        picked["kv-tokens"] = (
-            f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {gib(machine.memory)} free"
-        )
+        tokens = min(kv.tokens_in(room), max(block, _KV_SEQUENCES * longest))
+        free = gib(memory_of(machine, shares[tight]).memory)
+        picked["kv-tokens"] = f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {free} free"
     if tokens < block and wishes.kv_tokens is not None:
         raise ConfigError(f"--kv-tokens: {tokens} is less than a block of {block} tokens")
     tokens = tokens // block * block
     used = kv.bytes_of(max(0, tokens))
-    full = any(s.here and s.attention * used > left_by(machine, s, weights) for s in shares)
+    known = [share for share in shares if share.here or share.place] or shares
+    fullest = min(known, key=lambda share: left_by(machine, share, weights) - share.attention * used)
+    there = memory_of(machine, fullest)
+    full = (fullest.here or fullest.place) and left_by(machine, fullest, weights) < fullest.attention * used
     full = full or tokens // block > kv.most_blocks
-    left = min((room_of_one(machine, s, weights) for s in shares if s.here and s.attention), default=used)
+    left = min((room_of_one(machine, s, weights) for s in known if s.attention), default=used)
     most = kv.tokens_in(left)
     if full and wishes.kv_tokens is not None and block <= most:
         raise DoesNotFitError(
             f"--kv-tokens {wishes.kv_tokens}: {gib(used)} on each attention node, where weights leave {gib(left)} of "
-            f"the {gib(machine.memory)} that are free; at most {most} fit"
+            f"the {gib(there.memory)} that are free; at most {most} fit"
         )
     if tokens < block or full:
         check_processes(machine, shares)
-        kept = kept_dtype(spec, source, wishes)
-        needed = needs(spec, source, machine, kept, kv_dtype=wishes.engine.kv_dtype)
-        raise DoesNotFitError(f"{source.name} does not fit on this machine.\n{needed}", param="model")
+        where = f"on {fullest.place}" if fullest.place else "on this machine"
+        needed = needs(spec, source, there, wishes)
+        raise DoesNotFitError(f"{source.name} does not fit {where}.\n{needed}", param="model")
     if wishes.max_model_len is None and longest > tokens:
         longest = tokens
         picked["max-model-len"] = (

@@ -29,11 +29,16 @@ _SILENCE = Range(0.2, 3600.0, whole=False)
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One host's nodes. What is not `here` is taken to be like this machine, and refuses for itself."""
+    """Nodes of one host, or of one memory there: a host's or a GPU's. What is not `here` is taken to be like this
+    machine, and refuses for itself, unless `memory` says how many bytes are free for its nodes; then `place` says in
+    words whose they are. `device`: the kind, where it is not what all attention nodes have."""
 
     attention: int
     experts: int
     here: bool = True
+    memory: int = 0
+    place: str = ""
+    device: str = ""
 
     @property
     def total(self) -> int:
@@ -44,8 +49,9 @@ class Share:
 class Wishes:
     """What the user fixed; None is for `topology` to choose. `micro_batches` may also be "auto".
 
-    Without `hosts` all nodes are on this machine; `expert_hosts[n]` numbers the host of expert node n. `batch` is what
-    an attention node decodes at once. `gpus` are this machine's, where nodes run on them.
+    Without `hosts` all nodes are on this machine; `expert_hosts[n]` numbers the host of expert node n. `memories` are
+    those of a cluster file's hosts. `batch` is what an attention node decodes at once. `gpus` are those that nodes run
+    on, this machine's but for hosts.
     """
 
     TOPIC: ClassVar[str] = "nodes"
@@ -121,6 +127,7 @@ class Wishes:
     batch: int | None = None
     hosts: tuple[Share, ...] = ()
     expert_hosts: tuple[int, ...] = ()
+    memories: tuple[Share, ...] = ()
     gpus: "Gpus | None" = None
 
     def __post_init__(self) -> None:
@@ -172,8 +179,8 @@ class Wishes:
 
     def memory_shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""
-        if self.gpus is None or self.hosts:
-            return self.hosts or (nodes,)
+        if self.memories or self.gpus is None or self.hosts:
+            return self.memories or self.hosts or (nodes,)
         if self.engine.tensor_parallel > 1:  # none of them shares a GPU
             return (Share(1, 0),) * nodes.attention + (Share(0, 1),) * nodes.experts
         used = 1 if self.engine.device != "cuda" else min(len(self.gpus), nodes.total)

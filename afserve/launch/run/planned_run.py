@@ -8,11 +8,12 @@ from afserve.control.membership.balancing import BalanceRules
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
-from afserve.launch.plan.footprint import kept_dense, needs
+from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import FoundModel
+from afserve.launch.plan.node_memory import smallest
 from afserve.launch.plan.topology import Topology, choose
 from afserve.launch.plan.transports import check_kv_transport, choose_transport
 from afserve.launch.plan.ways_on import ways_on
@@ -74,14 +75,7 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     try:
         if source.load_format == "safetensors" and not found.weights:
-            needed = needs(
-                spec,
-                source,
-                machine,
-                wishes.engine.expert_dtype,
-                kept_dense(spec, source, wishes),
-                wishes.engine.kv_dtype,
-            )
+            needed = needs(spec, source, smallest(machine, wishes), wishes)
             raise DoesNotFitError(
                 f"{found.name} is known by its shape only; there are no weights here.\n{needed}",
                 param="model",

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from afserve.errors import ConfigError, DoesNotFitError, UserError
 from afserve.launch.plan.footprint import gib, usable
-from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import Topology
 from afserve.launch.plan.wishes import UpFlags
@@ -81,7 +80,7 @@ def trace_files(runs: Sequence[PlannedRun]) -> list[Path]:
 
 def _fewer_cores(survey: Survey, models: int) -> Survey:
     gpus = survey.gpus
-    parts = Gpus(gpus.names, tuple(free // models for free in gpus.free), gpus.total, gpus.reach)
+    parts = replace(gpus, free=tuple(free // models for free in gpus.free))
     return replace(
         survey, machine=replace(survey.machine, cores=max(1, survey.machine.cores // models)), gpus=parts
     )
