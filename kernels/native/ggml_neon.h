@@ -1,5 +1,5 @@
-// Products of rows as whole numbers of 16 bits with ggml's types (ggml.h), for Arm, as words_neon.h has those of int4. Minima
-// come off by the row's own sums.
+// Products of rows (rows_neon.h) with ggml's types (ggml.h), for Arm, as words_neon.h has those of int4. Minima come off by the
+// row's own sums.
 #pragma once
 #include "ggml.h"
 #include "words_neon.h"
@@ -81,6 +81,9 @@ constexpr OfType of_type = {few_words_of<OfGgml<TYPE>>, OfGgml<TYPE>::FACTOR};
 constexpr OfType of_types[GGML_TYPES] = {of_type<GgmlType::q4_0>, of_type<GgmlType::q5_0>, of_type<GgmlType::q8_0>,
                                          of_type<GgmlType::q4_k>, of_type<GgmlType::q5_k>, of_type<GgmlType::q6_k>};
 
+#ifdef BYTE_ROWS
+constexpr auto row_to_ggml_words = row_to_few;
+#else
 void row_to_ggml_words(const bf16* x, int size, const ByteRows& to, int row) {
   char* sums = reinterpret_cast<char*>(to.data + 2 * row * to.stride) + word_bytes(size);
   int32_t sum = 0;
@@ -89,6 +92,7 @@ void row_to_ggml_words(const bf16* x, int size, const ByteRows& to, int row) {
     if (i % GGML_SUMS) memcpy(sums + i / GGML_SUMS * 4, &sum, 4);
   });
 }
+#endif
 
 void gemm_ggml_words(const ByteRows& a, int rows, const GgmlPanel& panel, float* sum, Next) {
   const OfType& type = of_types[int(panel.type)];

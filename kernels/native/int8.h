@@ -30,7 +30,7 @@ struct Int8Panel {
 
 // Row r is (number - 32768) * scale[r], a row of the numbers' high bytes at data + 2 r * stride and one of their low bytes
 // at data + (2 r + 1) * stride; or number * scale[r], where an instruction set multiplies 16 bits at a time, and the numbers
-// take both places (words_avx2.h, words_neon.h). Rows are read in sixteens, so there is room past the last.
+// take both places (words_avx2.h, rows_neon.h). Rows are read in sixteens, so there is room past the last.
 struct ByteRows {
   uint8_t* data = nullptr;
   size_t stride = 0;

@@ -1,6 +1,7 @@
 // Eight inputs of four columns of weights (int4.h, int8.h, ggml.h), and their products with rows as words_neon.h makes them.
 // HAS_I8MM: SMMLA multiplies two columns by both bytes of a row's numbers at once. HAS_DOTPROD alone: SDOT multiplies four inputs
-// of four columns, first by high bytes. With neither SMLAL multiplies numbers of 16 bits.
+// of four columns, first by high bytes; rows for weights of few bits are single bytes there, with a scale for every block
+// (BYTE_ROWS), for it would take twice as many SDOTs as llama.cpp's loops. With neither SMLAL multiplies numbers of 16 bits.
 #pragma once
 #include <arm_neon.h>
 #ifdef HAS_SVE
@@ -9,6 +10,10 @@
 
 #include "int4.h"
 #include "vec.h"
+
+#if defined(HAS_DOTPROD) && !defined(HAS_I8MM)
+#define BYTE_ROWS
+#endif
 
 namespace {
 
@@ -19,7 +24,7 @@ struct Line {
 
 // The next one. An LD2 has no offset: its pointer is kept from becoming several, so that it steps as it loads.
 INLINE Line next_line(const char*& at) {
-#if defined(HAS_DOTPROD) && !defined(HAS_I8MM)
+#ifdef BYTE_ROWS
   uint32x4x2_t both = vld2q_u32((const uint32_t*)at);
   at += 32;
   asm("" : "+r"(at));
@@ -47,7 +52,7 @@ INLINE Line doubled_e2m1(Line x) {
 INLINE Line next_fields(const char*& at) {
   uint8x16_t lower = vld1q_u8((const uint8_t*)at), upper = vshrq_n_u8(lower, 4);
   at += 16;
-#if defined(HAS_DOTPROD) && !defined(HAS_I8MM)
+#ifdef BYTE_ROWS
   uint32x4x2_t both = vuzpq_u32(vreinterpretq_u32_u8(lower), vreinterpretq_u32_u8(upper));
   return {vreinterpretq_u8_u32(both.val[0]), vreinterpretq_u8_u32(both.val[1])};
 #else
@@ -123,6 +128,26 @@ INLINE float32x4_t products(const Line (&w)[N], const Inputs<N>& x) {
   return vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(sum[0], sum[1]), vpaddq_s32(sum[2], sum[3])));
 #endif
 }
+
+#ifdef BYTE_ROWS
+// A row's inputs of a block as bytes.
+struct ByteInputs {
+  int8x16_t at[2];
+  ByteInputs() = default;
+  INLINE explicit ByteInputs(const int8_t* x) : at{vld1q_s8(x), vld1q_s8(x + 16)} {}
+};
+
+template <int FIRST, int END, int N>
+INLINE float32x4_t products(const Line (&w)[N], const ByteInputs& x) {
+  int32x4_t sum = vdupq_n_s32(0);
+#pragma GCC unroll 2
+  for (int v = FIRST; v < END; v += 2) {
+    sum = vdotq_laneq_s32(vdotq_laneq_s32(sum, with_signs(w[v].a), x.at[v / 2], 0), with_signs(w[v].b), x.at[v / 2], 1);
+    sum = vdotq_laneq_s32(vdotq_laneq_s32(sum, with_signs(w[v + 1].a), x.at[v / 2], 2), with_signs(w[v + 1].b), x.at[v / 2], 3);
+  }
+  return vcvtq_f32_s32(sum);
+}
+#endif
 
 // Scales of eight columns.
 struct EightScales {

@@ -117,7 +117,7 @@ INLINE svfloat32_t products_sve(const char* at, svint8_t x0, svint8_t x1, svint8
 }
 
 template <class Format>
-NOINLINE const char* row_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum) {
+NOINLINE const char* row_words(const FewRows& rows, int block, int end, int group, const char* at, float* sum) {
   const svbool_t all = svptrue_b8();
   alignas(64) float room[2 * PANEL];
   const char* scales = at;

@@ -1,11 +1,7 @@
-// Products of rows as whole numbers of 16 bits with int8 and int4 weights, for Arm. Sums of a block are exact and are added in
-// float in ascending order of blocks, so a row's bits depend on no batch, nor on which instruction there is.
-//
-// A row lies at data + 2 r * stride of a ByteRows: eight high bytes, which have signs as the low ones do, then the eight low
-// ones; without HAS_DOTPROD it is numbers of 16 bits (lines_neon.h).
+// Products of rows (rows_neon.h) with int8 and int4 weights, for Arm. Sums of a block are exact and are added in float in ascending
+// order of blocks, so a row's bits depend on no batch, nor, where it has 16 bits, on which instruction there is.
 #pragma once
 #include <arm_neon.h>
-#include <math.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -13,80 +9,15 @@
 
 #include "int4.h"
 #include "int8.h"
-#include "lines_neon.h"
+#include "rows_neon.h"
 #include "vec.h"
 
 namespace {
 
-constexpr int MOST_WORD = 32639;       // so that both bytes of a number have signs
-constexpr float LEAST_ROW = 1e-30f;    // the largest number of a row below which it counts as zeros: 1 / x must be a float
 constexpr int WORD_ROWS = 4;           // of a pass
 constexpr int WORD_CHUNK = 16 << 10;   // bytes of weights that several passes take in turn
 constexpr int WORD_STRETCH = 8;        // blocks of a pass, or a group if that has more
 constexpr int WORD_LINES = BLOCK / 8;       // of four columns of a block
-
-INLINE uint16x8_t eight_of(const bf16* x, int left) {
-  if (left >= 8) return vld1q_u16(&x->bits);
-  bf16 some[8] = {};
-  if (left > 0) memcpy(some, x, left * sizeof(bf16));
-  return vld1q_u16(&some->bits);
-}
-
-// The largest magnitude of a row as the bits of a bf16, which order as whole numbers do.
-INLINE unsigned most_word(const bf16* x, int size) {
-  uint16x8_t most = vdupq_n_u16(0);
-  for (int i = 0; i < size; i += 8) most = vmaxq_u16(most, vandq_u16(eight_of(x + i, size - i), vdupq_n_u16(0x7fff)));
-  return vmaxvq_u16(most);
-}
-
-INLINE int16x4_t numbers_of(uint16x4_t four, float inverse) {
-  float32x4_t wide = vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(four), 16));
-  return vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(wide, inverse)));
-}
-
-INLINE int8x16_t as_row(int16x8_t words) {
-#ifdef HAS_DOTPROD
-  return vcombine_s8(vshrn_n_s16(vaddq_s16(words, vdupq_n_s16(128)), 8), vmovn_s16(words));
-#else
-  return vreinterpretq_s8_s16(words);
-#endif
-}
-
-// put(i, numbers i to i + 7) for each eight, zeros past the last.
-template <class Put>
-INLINE void row_to_words(const bf16* x, int size, const ByteRows& to, int row, const Put& put) {
-  int8_t* out = reinterpret_cast<int8_t*>(to.data + 2 * row * to.stride);
-  unsigned bits = most_word(x, size) << 16;
-  float most;
-  memcpy(&most, &bits, 4);
-  bool finite = bits < 0x7f800000u;
-  to.scale[row] = finite ? most / MOST_WORD : NAN;
-  float inverse = finite && most > LEAST_ROW ? MOST_WORD / most : 0.0f;
-  for (int i = 0; i < int8_blocks(size) * INT8_INPUTS; i += 8, out += 16) {
-    uint16x8_t narrow = finite ? eight_of(x + i, size - i) : vdupq_n_u16(0);
-    int16x8_t words = vcombine_s16(numbers_of(vget_low_u16(narrow), inverse), numbers_of(vget_high_u16(narrow), inverse));
-    vst1q_s8(out, as_row(words));
-    put(i, words);
-  }
-}
-
-void row_to_plain_words(const bf16* x, int size, const ByteRows& to, int row) {
-  row_to_words(x, size, to, row, [](int, int16x8_t) {});
-}
-
-// Some rows of a product; behind each may lie the sums of its sixteens (ggml.h).
-struct WordRows {
-  const int8_t* data;
-  size_t stride;
-  const char* sums;
-
-  INLINE const int8_t* block(int row, int index) const { return data + row * stride + size_t(index) * BLOCK * 2; }
-  INLINE float sum(int row, int index) const {
-    int32_t two[2] = {};
-    memcpy(two, sums + row * stride + 8 * index, 8);
-    return float(two[0] + two[1]);
-  }
-};
 
 // How weights of few bits lie and what their bytes are. A number that is multiplied is FACTOR times that which is meant.
 template <bool E2M1, bool WIDE>
@@ -120,11 +51,11 @@ INLINE void each(const Work& work) {
 
 // `to` plus the products of four columns of a block with one row.
 template <class Format>
-INLINE float32x4_t plus_four(float32x4_t to, const Line (&w)[WORD_LINES], const Inputs<WORD_LINES>& x, float32x4_t scale,
-                             float32x4_t second, float less) {
-  float32x4_t made = vfmaq_f32(to, products<0, WORD_LINES / Format::PARTS>(w, x), scale);
-  if (Format::PARTS == 2) made = vfmaq_f32(made, products<WORD_LINES / 2, WORD_LINES>(w, x), second);
-  return Format::MINIMA ? vfmsq_n_f32(made, second, less) : made;
+INLINE float32x4_t plus_four(float32x4_t to, const Line (&w)[WORD_LINES], const FewInputs<Format::MINIMA>& row, float32x4_t scale,
+                             float32x4_t second) {
+  float32x4_t made = vfmaq_f32(to, products<0, WORD_LINES / Format::PARTS>(w, row.x), row.scaled(scale));
+  if (Format::PARTS == 2) made = vfmaq_f32(made, products<WORD_LINES / 2, WORD_LINES>(w, row.x), row.scaled(second));
+  return Format::MINIMA ? vfmsq_n_f32(made, second, row.sum) : made;
 }
 
 // Eight columns of a block: put(four columns, of which four, their scales).
@@ -142,22 +73,21 @@ INLINE void eight_columns(const char*& at, const typename Format::Scale* scale, 
 
 // sum[R][64] += the products of blocks block .. end - 1, which begin a group. Returns where the next block or group lies.
 template <class Format, int R>
-NOINLINE const char* few_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum) {
+NOINLINE const char* few_words(const FewRows& rows, int block, int end, int group, const char* at, float* sum) {
   alignas(64) float room[2 * PANEL];
   const char* scales = at;
   for (int left = 0; block < end; block++, left--) {
     if (left == 0) left = group, scales = at, at += Format::SCALE_BYTES;
     auto scale = Format::scales(scales, group - left, 0, PANEL, room);
-    Inputs<WORD_LINES> x[R];
-    float less[R];
-    for (int r = 0; r < R; r++) x[r] = Inputs<WORD_LINES>(rows.block(r, block)), less[r] = Format::MINIMA ? rows.sum(r, block) : 0.0f;
+    FewInputs<Format::MINIMA> x[R];
+    for (int r = 0; r < R; r++) x[r] = {rows, r, block};
     float* to = sum;
     for (int c = 0; c < PANEL; c += R == 1 ? 16 : 8)
       each<R == 1 ? 2 : 1>([&](auto) {
         eight_columns<Format>(at, scale, [&](auto& w, auto q, float32x4_t first, float32x4_t second) {
           each<R>([&](auto r) {
             float* there = to + r * PANEL + 4 * q;
-            vst1q_f32(there, plus_four<Format>(vld1q_f32(there), w, x[r], first, second, less[r]));
+            vst1q_f32(there, plus_four<Format>(vld1q_f32(there), w, x[r], first, second));
           });
         });
         to += 8, scale += 8;
@@ -191,7 +121,7 @@ NOINLINE void int8_words(const int8_t* a, size_t stride, const char* at, int blo
 #ifdef HAS_SVE
 void int8_row(const int8_t* a, size_t stride, const char* at, int blocks, float* sum);  // loops_sve.h
 template <class Format>
-const char* row_words(const WordRows& rows, int block, int end, int group, const char* at, float* sum);
+const char* row_words(const FewRows& rows, int block, int end, int group, const char* at, float* sum);
 #else
 constexpr auto int8_row = int8_words<1>;
 template <class Format>
@@ -215,8 +145,6 @@ INLINE void in_word_groups(int rows, const Work& work) {
 }
 
 INLINE const int8_t* words_of(const ByteRows& a, int row) { return reinterpret_cast<const int8_t*>(a.data + 2 * row * a.stride); }
-INLINE size_t word_bytes(int inputs) { return 2 * size_t(int8_blocks(inputs)) * INT8_INPUTS; }
-
 void gemm_int8_words(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next) {
   constexpr int chunk = WORD_CHUNK / INT8_BLOCK;
   int step = rows <= WORD_ROWS ? panel.blocks : chunk;
@@ -243,7 +171,7 @@ void gemm_few_words(const ByteRows& a, int rows, const FewWords* words, int bloc
   for (int b = 0; b < blocks; b += step, at = then)
     in_word_groups(rows, [&](int r, int some) {
       const int8_t* row = words_of(a, r);
-      WordRows given{row, 2 * a.stride, reinterpret_cast<const char*>(row) + word_bytes(blocks * BLOCK)};
+      FewRows given{row, 2 * a.stride, reinterpret_cast<const char*>(row) + few_bytes(blocks * BLOCK)};
       then = words[some](given, b, std::min(blocks, b + step), group, at, sum + r * PANEL);
     });
   for (int r = 0; r < rows; r++)
@@ -259,7 +187,7 @@ INLINE void gemm_int4_words(const ByteRows& a, int rows, const Int4Panel& panel,
 
 // The set with these for weights in 8 and 4 bits.
 Isa with_words(Isa made) {
-  made.to_bytes = made.to_words = row_to_plain_words;
+  made.to_bytes = row_to_plain_words, made.to_words = row_to_few;
   made.gemm_bytes = gemm_int8_words;
   made.gemm_words = [](const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next) {
     panel.e2m1 ? gemm_int4_words<true>(a, rows, panel, sum) : gemm_int4_words<false>(a, rows, panel, sum);

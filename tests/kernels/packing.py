@@ -10,6 +10,8 @@ from torch import Tensor
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import SWIGLU, Gating, PackedExperts
 
+BYTE_SETS = "avx2", "neon"  # whose rows for weights of few bits have 8
+
 
 def pack_experts(
     ops: Ops, gate_up_EJH: Tensor, down_EHI: Tensor, int8: bool = False, gating: Gating = SWIGLU
@@ -33,4 +35,4 @@ def in_bytes(x: Tensor) -> Tensor:
 
 def rows_of_codes(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     """What rows of this dtype are rounded to, if at all by more than tests allow."""
-    return in_bytes if ops.isa == "avx2" and dtype == torch.bfloat16 else Tensor.double
+    return in_bytes if ops.isa in BYTE_SETS and dtype == torch.bfloat16 else Tensor.double

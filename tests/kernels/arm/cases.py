@@ -5,7 +5,7 @@ or the reference. Letters as in `kernels/`.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,11 +24,13 @@ from tests.kernels import test_delta, test_ggml, test_int4, test_native_fp8
 from tests.kernels import test_native_attention as attention
 from tests.kernels import test_native_experts as experts
 from tests.kernels import test_native_rows as rows
+from tests.kernels.packing import in_bytes
 
 F32, BF16 = torch.float32, torch.bfloat16
 CODES = {F32: 0, BF16: 1, torch.int8: 2, torch.int32: 3, torch.int64: 4}
 INT8, INT4, FP8 = 2, 4, 6  # how weights are kept, as element.h numbers them
 Case = tuple[str, dict[str, Tensor]]
+Rows = Callable[[Tensor], Tensor]  # what rows are rounded to, in float64
 
 
 def case(op: str, bounds: tuple[float, float] = (0.0, 0.0), **values: Tensor | float | bool | None) -> Case:
@@ -43,8 +45,8 @@ def case(op: str, bounds: tuple[float, float] = (0.0, 0.0), **values: Tensor | f
         [kept["x" if "x" in kept else "q"].dtype is BF16] if {"x", "q"} & kept.keys() else [0]
     )
     kept["narrow"] = kept["narrow"].int()
-    if "want" in kept:
-        kept["want"] = kept["want"].float()
+    for name in {"want", "want_in_bytes"} & kept.keys():
+        kept[name] = kept[name].float()
     return op, kept
 
 
@@ -86,6 +88,11 @@ def grouping(groups: Groups) -> dict[str, float]:
     return {"group": groups.size, "wide": groups.wide, "e2m1": groups.e2m1, "kept": INT4}
 
 
+def wanted(of: Callable[[Rows], Tensor], dtype: torch.dtype, codes: bool) -> dict[str, Tensor]:
+    """What comes out of rows as they are, and of rows in bytes, as `neon` has them for codes of few bits."""
+    return {"want": of(Tensor.double)} | ({"want_in_bytes": of(in_bytes)} if codes and dtype is BF16 else {})
+
+
 def product(x_RI: Tensor, weight_OI: Tensor, kept: Groups | int | None, bias_O: Tensor | None = None) -> Case:
     """A dense map of rows; its result in float32 whatever the rows are."""
     bound, beside = {None: 8e-6, INT8: 2e-4}.get(kept if not isinstance(kept, Groups) else INT8, 2e-4), {}
@@ -95,17 +102,19 @@ def product(x_RI: Tensor, weight_OI: Tensor, kept: Groups | int | None, bias_O: 
         held, beside = held[0], {"scale": scale, **grouping(kept)}
     elif kept is INT8:
         held, beside = int8_rounded(weight_OI), {"kept": INT8}
-    want = x_RI.double() @ held.double().T + (0 if bias_O is None else bias_O.double())
-    size = want.square().mean().sqrt().item() if want.numel() else 1.0
-    return case("linear", (bound * size + 1e-6, 0.0), x=x_RI, w=w, want=want, bias=bias_O, **beside)
+    bias = 0 if bias_O is None else bias_O.double()
+    want = wanted(lambda rows: rows(x_RI) @ held.double().T + bias, x_RI.dtype, isinstance(kept, Groups))
+    size = want["want"].square().mean().sqrt().item() if want["want"].numel() else 1.0
+    return case("linear", (bound * size + 1e-6, 0.0), x=x_RI, w=w, bias=bias_O, **want, **beside)
 
 
 def stored(x_RI: Tensor, rows: GgmlRows) -> Case:
     """The same with weights of one of ggml's types."""
-    want = x_RI.double() @ test_ggml.numbers(rows).double().T
-    bound = 2e-4 * want.square().mean().sqrt().item()
+    numbers = test_ggml.numbers(rows).double()
+    want = wanted(lambda rows: rows(x_RI) @ numbers.T, x_RI.dtype, codes=True)
+    bound = 2e-4 * want["want"].square().mean().sqrt().item()
     w = rows.bytes_RB.view(torch.int8)[None]
-    return case("linear", (bound, 0.0), x=x_RI, w=w, want=want, ggml=rows.number)
+    return case("linear", (bound, 0.0), x=x_RI, w=w, **want, ggml=rows.number)
 
 
 KEPT = [
@@ -147,13 +156,16 @@ def heads() -> Iterator[Case]:
                 beside = {"scale": scale, **grouping(kept)}
             elif kept:
                 held, beside = int8_rounded(weight), {"kept": kept}
-            want = torch.einsum("tai,aoi->tao", x.double(), held.double())
+            beside |= wanted(
+                lambda rows, x=x, held=held: torch.einsum("tai,aoi->tao", rows(x), held.double()),
+                dtype,
+                isinstance(kept, Groups),
+            )
             yield case(
                 "heads",
                 (1e-5, 1e-5) if dtype is F32 and not kept else (2e-2, 1e-2),
                 x=x,
                 w=weight,
-                want=want,
                 **beside,
             )
 
@@ -185,9 +197,13 @@ def bank(
         beside["gelu"] = 1
     if biases is not None:
         beside |= {"up_bias": biases[0], "down_bias": biases[1], "limit": gating.limit, "alpha": gating.alpha}
-    want = experts.exact(x, slot, weight, held_up, held_down, biases, gating)
+    beside |= wanted(
+        lambda rows: experts.exact(x, slot, weight, held_up, held_down, biases, gating, rows),
+        dtype,
+        isinstance(kept, Groups),
+    )
     bounds = (3 * experts.tolerance(dtype if not kept else BF16), 2e-2)
-    return case("experts", bounds, x=x, slot=slot, weight=weight, up=up, down=down, want=want, **beside)
+    return case("experts", bounds, x=x, slot=slot, weight=weight, up=up, down=down, **beside)
 
 
 def expert_ffn() -> Iterator[Case]:

@@ -25,9 +25,11 @@ void note(bool good, const Case& c, const Engine& engine, const std::string& wha
   if (!good) printf("%s, %s: %s\n", engine.isa->name, c.op.c_str(), what.c_str());
 }
 
-// Results against `want`, as closely as `bounds` says: an absolute part and one of what is wanted. NaN is NaN only.
+// Results against `want`, as closely as `bounds` says: an absolute part and one of what is wanted. NaN is NaN only. Where a set
+// multiplies rows in bytes, what comes of these is wanted.
 template <class E>
 void compare(const Case& c, const Engine& engine, const E* got, const char* name = "want") {
+  if (c.has("want_in_bytes") && !strcmp(engine.isa->name, "neon")) name = "want_in_bytes";
   const Tensor& want = c[name];
   const float *wanted = want.as<float>(), *bounds = c.data<float>("bounds");
   float worst = 0;
