@@ -230,6 +230,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "A host that is overloaded": tables_faults.overloaded,
     **tables_phases.SECTIONS,
     "Kernels on a CPU, against the machine's limits": kernels,
+    "Arm's loops, counted": tables_peers.arm,
     "Transports: round trips against gloo, Unix sockets and memcpy": tables_wires.m2n,
     "Transports between hosts": tables_wires.hosts,
     "Both transports of a deployment on several hosts": tables_wires.pairs,

@@ -1,4 +1,4 @@
-"""The tables of `bench.peers`, engines beside each other, one for each checkpoint; and that of `bench.kt_kernel`."""
+"""The tables of `bench.peers`, engines beside each other, one for each checkpoint; those of `bench.kt_kernel` and `bench.arm_counts`."""
 
 # ruff: noqa: E501  sentences, easier to read unwrapped
 
@@ -110,6 +110,43 @@ def experts() -> str:
             ["shape", "kept in", "threads", "instructions", "theirs", *(str(count) for count in counts)],
             lines,
         )
+    )
+
+
+def arm() -> str:
+    found = newest(rows("arm_counts"), "weights", "set", "rows")
+    if not found:
+        return ""
+    sets, counts = (list(dict.fromkeys(row[key] for row in found)) for key in ("set", "rows"))
+    by = {(row["weights"], row["set"], row["rows"]): row for row in found}
+    kinds = dict.fromkeys(row["weights"] for row in found)
+    lines = [[kind, *(_counted(by.get((kind, name, n))) for n in counts for name in sets)] for kind in kinds]
+    peers = sorted({row["peer"] for row in found if "peer" in row})
+    more = [row for row in found if row["instructions"] > row.get("peer_instructions", row["instructions"])]
+    worst = (
+        "No loop of decode here takes more than theirs"
+        if not more
+        else "More than theirs take " + ", ".join(f"{row['weights']} with {row['set']}" for row in more)
+    )
+    last = found[-1]
+    return (
+        f"**Instructions for each byte of weights**, scales aside, of a product with a panel of 64 columns: afserve / {' and '.join(peers)}, whose loops are those that it takes on the same processor. "
+        f"{last['compiler']}, -O3, counted in {last['emulator']}, {last['date'][:10]}; nothing was run for its speed. `python -m bench.arm_counts --llama SOURCE --save`. {worst}.\n\n"
+        + table(
+            [
+                "weights",
+                *(f"{name}, {n} {'row' if n == 1 else 'rows'}" for n in counts for name in sets),
+            ],
+            lines,
+        )
+    )
+
+
+def _counted(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return f"{row['instructions']:.3f}" + (
+        f" / {row['peer_instructions']:.3f}" if "peer_instructions" in row else ""
     )
 
 

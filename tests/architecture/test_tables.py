@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench import overload, phases, split_prompts, tables_peers, tables_phases, tables_start
+from bench import arm_counts, overload, phases, split_prompts, tables_peers, tables_phases, tables_start
 
 MADE = {"machine": "a machine", "load": 0.5, "commit": "abc", "date": "2026-01-02T03:04:05"}
 
@@ -149,3 +149,23 @@ def test_experts_beside_kt_kernel(monkeypatch):
     lines = tables_peers.experts().splitlines()
     assert lines[2] == "| shape | kept in | threads | instructions | theirs | 1 | 8 |"
     assert lines[4].endswith("| int4 | 2 | avx512bf16 | avx512_bf16 |  | 900 / 1,800 = 2.00 (1.90 to 2.12) |")
+
+
+def test_arms_loops_say_where_they_take_more(monkeypatch):
+    row = {
+        "weights": "Q8_0",
+        "set": "neon",
+        "rows": 1,
+        "instructions": 0.25,
+        "compiler": "g++ 1",
+        "emulator": "qemu 1",
+    }
+    row |= {**MADE, "isa": "neon"}
+    beside = row | {"peer": "llama.cpp 1", "peer_instructions": 0.5}
+    found = [row, beside, {**beside, "set": "sve", "instructions": 0.75}, {**row, "rows": 4}]
+    monkeypatch.setattr(tables_peers, "rows", lambda name: found)
+    said, _, head, _, line = tables_peers.arm().splitlines()
+    assert head == "| weights | neon, 1 row | sve, 1 row | neon, 4 rows | sve, 4 rows |"
+    assert line == "| Q8_0 | 0.250 / 0.500 | 0.750 / 0.500 | 0.250 |  |"
+    assert said.endswith("More than theirs take Q8_0 with sve.")
+    assert arm_counts.loop_of("Q4_K", "neon") == "ggml_gemv_q4_K_8x4_q8_K"
