@@ -12,15 +12,16 @@ Shapes and chips are those of `configs/`. It knows no measurements.
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from afserve.cli.plan.catalog import load_hardware, load_model
+from afserve.config import AUTO, KV_DTYPES
 from afserve.kernels.triton.config import AttentionTile, Tile
 from afserve.kernels.triton.latent_prompts import LatentSizes
 from afserve.kernels.triton.linear_fp8 import FEW, tile_of_map
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.shape import ModelShape
+from afserve.placement.planner.perf.shape import AttentionLayers, ModelShape
 from bench.gpu_budget import budget
 from bench.origin import ROOT
 from bench.rows import table
@@ -42,17 +43,30 @@ PIECES = (
     (2048, 32768),
 )  # tokens of a prompt at once, and all up to there
 PROMPT_HEAD = ["tokens", "context", "absorbed us", "multiplied up us", "runs"]
+CACHE_HEAD = [
+    "cache",
+    "MB",
+    "memory us",
+    "products us",
+    "instructions us",
+    "expected us",
+    "layer us",
+    "step ms",
+    "overlapped ms",
+]
 HEAD = ["kernel", "MB", "GFLOP", "memory us", "products us", "instructions us", "expected us"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """So many attention nodes of `rows` sequences each, all `context` long. `heads` and `case` of the attention kernel
-    are the budget's; `latent` says which one it is. `maps` of attention, outputs and inputs, stay in FP8 blocks."""
+    are the budget's; `latent` says which one it is. `maps` of attention, outputs and inputs, stay in FP8 blocks. `kv` is
+    what caches are kept in, as `--kv-dtype` says it: by default the model's 16 bits. `narrow` is the case of 8."""
 
     model: str
     chip: str
     case: str
+    narrow: str
     heads: int
     head: int
     latent: bool
@@ -61,6 +75,16 @@ class Setting:
     experts: int = 4
     rows: int = 128
     context: int = 4096
+    kv: str = AUTO
+
+    @property
+    def cached(self) -> str:
+        """The attention kernel's case."""
+        return self.case if self.kv == AUTO else self.narrow.format(self.kv)
+
+    def row_bytes(self, group: AttentionLayers) -> float:
+        """Of a token in a layer's cache: codes have two float32 scales for each head, or for a latent and its key."""
+        return 2.0 * group.kv_elems if self.kv == AUTO else group.kv_elems + 8.0 * group.kv_heads
 
 
 SETTINGS = (
@@ -68,13 +92,21 @@ SETTINGS = (
         "deepseek-v3",
         "h200",
         "mla 64 heads decode",
+        "mla 128 heads {} decode",
         128,
         576,
         True,
         ((2112, 7168), (24576, 1536), (7168, 16384)),
     ),
     Setting(
-        "qwen3-235b-a22b", "h200", "gqa 64 heads of 128 decode", 64, 128, False, ((9216, 4096), (4096, 8192))
+        "qwen3-235b-a22b",
+        "h200",
+        "gqa 64 heads of 128 decode",
+        "gqa 64 heads of 128 {} decode",
+        64,
+        128,
+        False,
+        ((9216, 4096), (4096, 8192)),
     ),
 )
 
@@ -108,14 +140,14 @@ def attention_side(
         yield Work("products of each head (cuBLAS)", 2.0 * weights, 2.0 * weights * rows)
     tiles, tokens = TileTable(), rows * setting.context
     if setting.latent:
-        tile, kernel = tiles.mla(setting.heads, 2), "_attend_latent"
+        tile, kernel = tiles.mla(setting.heads, 2, setting.kv != AUTO), "_attend_latent"
         programs = rows * -(-setting.heads // tile.queries)
     else:
-        (tile, _), kernel = tiles.gqa(setting.head, 2), "_decode"
+        (tile, _), kernel = tiles.gqa(setting.head, 2, setting.kv != AUTO), "_decode"
         programs = rows * group.kv_elems // (2 * setting.head)
     yield Work(
-        f"{kernel}, {setting.case}", 2.0 * group.kv_elems * tokens, group.pair_flops * tokens,
-        _instructions(tile, programs * -(-setting.context // tile.keys), loops[setting.case, kernel]),
+        f"{kernel}, {setting.cached}", setting.row_bytes(group) * tokens, group.pair_flops * tokens,
+        _instructions(tile, programs * -(-setting.context // tile.keys), loops[setting.cached, kernel]),
     )  # fmt: skip
     yield Work("router", 2.0 * hidden * model.experts.experts, 2.0 * hidden * model.experts.experts * rows)
     shared = model.experts.shared_elems
@@ -190,6 +222,27 @@ def prompts(setting: Setting) -> str:
     )
 
 
+def caches(setting: Setting) -> str:
+    """What a cache in 8 bits makes of the attention kernel and of a step, beside the model's 16."""
+    model, chip, loops = load_model(setting.model), load_hardware(setting.chip), _loops()
+    between, lines = exchange_seconds(setting, model, chip), list[list[str]]()
+    for kv in KV_DTYPES:
+        one = replace(setting, kv=kv)
+        works = list(attention_side(one, model, loops))
+        (kernel,) = (work for work in works if one.cached in work.name)
+        attends = sum(max(work.seconds(chip)) for work in works)
+        computes = sum(max(work.seconds(chip)) for work in expert_side(one, model, loops))
+        parts = kernel.seconds(chip)
+        times = [f"{1e6 * part:,.1f}" for part in (*parts, max(parts), attends)]
+        whole = attends + computes + between, max(attends, computes)
+        steps = [f"{1e3 * model.layers * seconds:,.1f}" for seconds in whole]
+        lines.append(["16 bits (auto)" if kv == AUTO else kv, f"{kernel.bytes / 1e6:,.1f}", *times, *steps])
+    return (
+        "\n\nBy what caches are kept in (`--kv-dtype`): the attention kernel, an attention node's layer, and all layers one after the other or overlapped.\n\n"
+        + table(CACHE_HEAD, lines)
+    )
+
+
 def exchange_seconds(setting: Setting, model: ModelShape, chip: Hardware) -> float:
     """There and back over the fast link: each row in bf16 to every node that has one of its experts, float32 sums
     back."""
@@ -214,11 +267,12 @@ def expected(setting: Setting) -> str:
     layer = attends + computes + between
     return (
         f"**{setting.model} on {setting.chip}**, {setting.attention} attention and {setting.experts} expert nodes, {setting.rows} "
-        f"sequences of {setting.context:,} tokens on each attention node, an FP8 checkpoint, bf16 cache; one layer.\n\n"
+        f"sequences of {setting.context:,} tokens on each attention node, an FP8 checkpoint, {'bf16' if setting.kv == AUTO else setting.kv} cache; one layer.\n\n"
         + table(HEAD, lines)
         + f"\n\nA layer takes an attention node {1e6 * attends:,.0f} us and an expert node {1e6 * computes:,.0f} us, and rows and sums are "
         f"{1e6 * between:,.0f} us on their way. {model.layers} layers: at least {1e3 * model.layers * layer:,.1f} ms one after the other, "
         f"{1e3 * model.layers * max(attends, computes):,.1f} ms where micro-batches hide all but the slower side."
+        + caches(setting)
         + prompts(setting)
     )
 

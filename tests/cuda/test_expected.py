@@ -47,6 +47,19 @@ def test_more_work_and_a_slower_chip_take_longer(setting):
     assert exchange_seconds(setting, model, h200) > 2 * h200.link_latency
 
 
+@pytest.mark.parametrize("kv", ["int8", "fp8"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one.model)
+def test_a_cache_in_8_bits_is_reckoned_as_such(setting, kv):
+    """A little more than half of the bytes, and the loop that the compiler made for codes."""
+    model, eight = load_model(setting.model), replace(setting, kv=kv)
+    (wide,), (narrow,) = (
+        [work for work in attention_side(one, model, LOOPS) if one.cached in work.name]
+        for one in (setting, eight)
+    )
+    assert 0.5 < narrow.bytes / wide.bytes < 0.52 and narrow.flop == wide.flop
+    assert kv in narrow.name and narrow.instructions > 1.5 * wide.instructions
+
+
 def test_the_section_says_that_nothing_was_measured():
     said = section()
     assert said.startswith("**Expected, not measured**: no kernel has run on a GPU.")
