@@ -6,7 +6,7 @@ come. It starts nothing, counts no losses and decides nothing about nodes.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -29,7 +29,7 @@ from afserve.control.wire.hosts import (
 )
 from afserve.control.wire.values import PROTOCOL
 from afserve.errors import AfserveError, ProtocolError, RendezvousError
-from afserve.member import NodeId
+from afserve.member import NodeId, Role
 from afserve.tls import CertifiedRole
 
 log = logging.getLogger("afserve.control")
@@ -38,20 +38,23 @@ _GRACE = 1.0  # between the last word to a host and the end of its stream
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """A host of the cluster file that is not the controller's: its name there, its addresses, the nodes it carries."""
+    """A host of the cluster file that is not the controller's: its name there, its addresses, the nodes it carries and
+    the device of each."""
 
     name: str
     addresses: frozenset[str]
     nodes: tuple[NodeId, ...]
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What every host is told of the run, to compare with what is there."""
+    """What every host is told of the run, to compare with what is there. `takes`: bytes of a node, by role."""
 
     model: str
     fingerprint: str
     grace: float
+    takes: Mapping[Role, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -200,7 +203,9 @@ class CarriedHosts:
         place, served = host.place, self._served
         self._hosts[place.name] = host
         names = tuple(map(str, place.nodes))
-        host.put(Welcome(place.name, names, served.model, served.fingerprint, served.grace))
+        takes = tuple(served.takes[node.role] for node in place.nodes)
+        told = served.model, served.fingerprint, served.grace
+        host.put(Welcome(place.name, names, *told, place.devices, takes))
         log.info("host %s (%s) has come; it carries %s", place.name, attach.host, ", ".join(names))
         if self._ended is not None:
             host.put(EndHost(self._ended))

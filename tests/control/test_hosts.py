@@ -25,12 +25,12 @@ from afserve.control.wire.hosts import (
     encode_host,
 )
 from afserve.errors import ProtocolError
-from afserve.member import NodeId, attention_node, expert_node
+from afserve.member import NodeId, Role, attention_node, expert_node
 
 TOKEN = "secret"
 PLACES = (
-    HostPlace("b", frozenset({"10.0.0.2"}), (expert_node(0), expert_node(1))),
-    HostPlace("c", frozenset({"10.0.0.3", "fd00::3"}), (expert_node(2), attention_node(1))),
+    HostPlace("b", frozenset({"10.0.0.2"}), (expert_node(0), expert_node(1)), ("cuda:0", "cuda:1")),
+    HostPlace("c", frozenset({"10.0.0.3", "fd00::3"}), (expert_node(2), attention_node(1)), ("cpu", "cpu")),
 )
 SECONDS = 60.0
 
@@ -49,7 +49,7 @@ class Scene:
         self.hosts = CarriedHosts(
             TOKEN,
             PLACES,
-            Served("/model", "fingerprint", 5.0),
+            Served("/model", "fingerprint", 5.0, {Role.ATTENTION: 300, Role.EXPERT: 200}),
             self.there.__contains__,
             lambda node, why: self.exits.append((str(node), why)),
             lambda error: self.failures.append(error.message),
@@ -108,7 +108,9 @@ def test_hosts_come_in_any_order_and_are_told_what_was_due():
             scene.hosts.start(node)
         assert set(scene.hosts.missing()) == {"b", "c"}
         third, welcome = await scene.join(attach("10.0.0.3", "10.9.9.9"))
-        assert welcome == Welcome("c", ("expert-2", "attention-1"), "/model", "fingerprint", 5.0)
+        assert welcome == Welcome(
+            "c", ("expert-2", "attention-1"), "/model", "fingerprint", 5.0, ("cpu", "cpu"), (200, 300)
+        )
         assert await heard(third) == StartNode("expert", 2)
         second, welcome = await scene.join(attach("10.0.0.2"))
         assert welcome.called == "b"
@@ -235,7 +237,7 @@ def test_the_end_of_the_run_is_told():
 @pytest.mark.parametrize(
     "value",
     [attach("10.0.0.2", running=("expert-0",)), NodeExited("attention", 3, "why"), HostFailed("a", "b"),
-     Welcome("b", ("expert-0",), "/m", "f", 5.0), StartNode("expert", 1), EndHost()],
+     Welcome("b", ("expert-0",), "/m", "f", 5.0, ("cuda:1",), (1 << 40,)), StartNode("expert", 1), EndHost()],
 )  # fmt: skip
 def test_values_survive_the_wire(value):
     decode = decode_to_host if isinstance(value, Welcome | StartNode | EndHost) else decode_from_host
@@ -255,7 +257,9 @@ def test_any_bytes_are_survived(data):
     "data",
     [b'{"kind": "StartNode", "role": "gateway", "index": 0}', b'{"kind": "StartNode", "role": "expert", "index": -1}',
      b'{"kind": "StartNode", "role": "expert", "index": "0"}', b'{"kind": "StartNode", "role": "expert"}', b"[]", b"1",
-     b'{"kind": "EndHost", "why": "", "more": 1}', b'{"kind": "Attach", "why": ""}'],
+     b'{"kind": "EndHost", "why": "", "more": 1}', b'{"kind": "Attach", "why": ""}',
+     encode_host(Welcome("b", ("expert-0",), "/m", "f", 5.0, ("cpu",), ())),
+     encode_host(Welcome("b", ("expert-0",), "/m", "f", 5.0, ("cpu",), ("1",)))],
 )  # fmt: skip
 def test_fields_are_checked(data):
     with pytest.raises(ProtocolError):

@@ -63,7 +63,8 @@ class HostFailed:
 class Welcome:
     """What this host is in the cluster file, the nodes it is to carry, and the model, which must be the same there.
 
-    `grace` is how many seconds it goes on without a controller.
+    `grace` is how many seconds it goes on without a controller. Each node takes so many bytes, `takes`, of one of the
+    `devices`, cpu or cuda:N, as it was planned.
     """
 
     called: str
@@ -71,6 +72,8 @@ class Welcome:
     model: str
     fingerprint: str
     grace: float
+    devices: tuple[str, ...] = ()
+    takes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def _decode(data: bytes, kinds: Mapping[str, type]) -> Any:
         value = kind(**{name: _checked(name, said[name], str(wanted[name])) for name in wanted})
         if isinstance(value, NodeExited | StartNode):
             _check_node(value)
+        if isinstance(value, Welcome) and not len(value.nodes) == len(value.devices) == len(value.takes):
+            raise ValueError("not each node has a device and a size")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(
             f"{len(data)} bytes are no message of a host: {error}; are versions mixed?"
@@ -133,13 +138,13 @@ def _decode(data: bytes, kinds: Mapping[str, type]) -> Any:
 
 def _checked(name: str, item: object, kind: str) -> object:
     """JSON has no tuples, and knows no difference between 1 and 1.0."""
-    if "tuple" in kind and isinstance(item, list) and all(isinstance(one, str) for one in item):
-        return tuple(item)
-    if "float" in kind and isinstance(item, int | float) and not isinstance(item, bool):
+    if "tuple" in kind:
+        of = str if "str" in kind else int
+        if isinstance(item, list) and all(type(one) is of for one in item):
+            return tuple(item)
+    elif "float" in kind and isinstance(item, int | float) and not isinstance(item, bool):
         return float(item)
-    if "str" in kind and "tuple" not in kind and isinstance(item, str):
-        return item
-    if "int" in kind and isinstance(item, int) and not isinstance(item, bool):
+    elif ("str" in kind and isinstance(item, str)) or ("int" in kind and type(item) is int):
         return item
     raise ValueError(f"{name} is {type(item).__name__}")
 

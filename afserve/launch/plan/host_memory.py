@@ -12,7 +12,7 @@ from afserve.errors import ConfigError
 from afserve.launch.plan.cluster import Cluster, Host
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.hosts import HostAssignment, HostedNode
-from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS, catalogued
 from afserve.launch.plan.wishes import Share
 from afserve.member import Role
@@ -28,6 +28,14 @@ def find_chip(name: str) -> Hardware | None:
     if path is None:
         return None
     return hardware_from_table(str(path), tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+def free_on(device: str, gpus: Gpus, machine: Machine | None = None) -> int:
+    """Bytes that are free here on cpu or cuda:N; none on a GPU that is not there."""
+    if device == "cpu":
+        return (machine or this_machine()).memory
+    number = int(device.partition(":")[2])
+    return gpus.free[number] if number < len(gpus) else 0
 
 
 def memories(
@@ -60,7 +68,7 @@ def _share(
     host, said = rows[0], min((row.memory for row in rows if row.memory), default=0)
     name = f"the {host.hardware} of {host.address}"
     if first.here:
-        free = machine.memory if host.on_cpu else gpus.free[int(first.device.partition(":")[2])]
+        free = free_on(first.device, gpus, machine)
         memory, place = min(free, said or free), "" if host.on_cpu else f"{name}, {first.device} here"
     elif said or host.on_cpu:
         memory, place = said, f"{name}, by memory_gb of the file" if said else ""

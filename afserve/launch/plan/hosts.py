@@ -194,11 +194,14 @@ def assign(cluster: Cluster, listen: str | None, resolve: Resolve, own: Iterable
 
 def _places(hosted: Iterable[HostedNode], resolve: Resolve) -> tuple[HostPlace, ...]:
     """Hosts that are not this machine, each once, in the file's order."""
-    nodes: dict[str, list[NodeId]] = {}
+    found: dict[str, list[HostedNode]] = {}
     for one in hosted:
         if not one.here:
-            nodes.setdefault(one.host, []).append(one.node)
-    return tuple(HostPlace(name, resolve(name), tuple(there)) for name, there in nodes.items())
+            found.setdefault(one.host, []).append(one)
+    return tuple(
+        HostPlace(name, resolve(name), tuple(o.node for o in there), tuple(o.device for o in there))
+        for name, there in found.items()
+    )
 
 
 def _check_listen(listen: str, host: str, resolve: Resolve, own: Iterable[str]) -> None:

@@ -89,6 +89,12 @@ class Topology:
         """Of a node that starts on this machine; None where it may run anywhere."""
         return self.seats[seat(node, len(self.seats))] if self.seats and node.role in MODEL_ROLES else None
 
+    @property
+    def takes(self) -> dict[Role, int]:
+        """Bytes of a node by role, without what a GPU's node keeps in its host."""
+        expert = {} if self.expert is None else {Role.EXPERT: self.expert.total}
+        return {Role.ATTENTION: self.attention.total - self.attention.host} | expert
+
     def keeping(self, rules: BalanceRules) -> BalanceRules:
         """The same rules for whoever balances, with the copies, hosts and spare slots of this run."""
         return replace(rules, copies=self.copies, spare=self.slots.spare, hosts=self.expert_hosts)

@@ -131,7 +131,7 @@ class LocalRun:
         self.hosts = CarriedHosts(
             token,
             assignment.places,
-            _served(deployment),
+            _served(topology),
             self._is_there,
             self.controller.report_exit,
             self._host_failed,
@@ -328,10 +328,10 @@ def _served_model(topology: Topology, model: FoundModel, name: str, aliases: tup
     )
 
 
-def _served(deployment: Deployment) -> Served:
+def _served(topology: Topology) -> Served:
     """For other hosts to compare with what they have."""
-    path = deployment.source.path
-    return Served(path, load_spec(Path(path)).fingerprint(), deployment.engine.orphan_grace)
+    path, grace = topology.deployment.source.path, topology.deployment.engine.orphan_grace
+    return Served(path, load_spec(Path(path)).fingerprint(), grace, topology.takes)
 
 
 def _wanted(deployment: Deployment, by_now: Wanted | None) -> Deployment:

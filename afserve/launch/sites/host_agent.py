@@ -33,6 +33,9 @@ from afserve.control.wire.hosts import (
     encode_host,
 )
 from afserve.errors import AfserveError, DeadlineError, PeerLost, RendezvousError
+from afserve.launch.plan.footprint import gib
+from afserve.launch.plan.gpus import Gpus, probe_gpus
+from afserve.launch.plan.host_memory import free_on
 from afserve.launch.plan.hosts import TOGETHER_SECONDS, own_addresses
 from afserve.launch.processes.environment import forget_secrets
 from afserve.launch.processes.streams import tolerate_lost_output
@@ -100,6 +103,7 @@ class HostAgent:
             case Welcome():
                 self._grace = value.grace
                 self._compare(value)
+                await asyncio.to_thread(self._check_memory, value)
                 log.warning("this host is %s; it carries %s", value.called, ", ".join(value.nodes))
             case StartNode():
                 self._site.spawn(value.node, self._settings.join, certs=self._settings.certs)
@@ -185,6 +189,23 @@ class HostAgent:
                 f"{folder}/config.json describes another model here ({mine}) than at the controller "
                 f"({welcome.fingerprint})",
             )
+
+    def _check_memory(self, welcome: Welcome) -> None:
+        """The same where less is free here than nodes take, as the cluster file's figures had them planned."""
+        if self._site.names():  # a controller that is back: they have it already
+            return
+        taken: dict[str, int] = {}
+        for device, size in zip(welcome.devices, welcome.takes, strict=True):
+            taken[device] = taken.get(device, 0) + size
+        gpus = probe_gpus() if taken.keys() - {"cpu"} else Gpus()
+        for device, size in taken.items():
+            free = free_on(device, gpus)
+            if free < size:
+                self._fail(
+                    "memory",
+                    f"nodes take {gib(size)} of {device} as they were planned, and {gib(free)} are free there; write "
+                    f"memory_gb = {free / 1e9:.1f} for this host in the cluster file, or give --kv-tokens less",
+                )
 
     def _fail(self, field: str, why: str) -> None:
         assert self._stream is not None
