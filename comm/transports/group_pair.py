@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store, distributed_c10d
 
 from afserve.comm.transports.groups import EXPERT_RANK, gloo_device, open_gloo
 from afserve.comm.transports.in_time import Late, in_time
@@ -34,7 +33,7 @@ OpenCommunicator = Callable[[Store, int, float, torch.device], Any]
 
 def check_device(device: torch.device) -> None:
     """Raises ConfigError where payloads on `device` have no way to travel."""
-    if device.type == "cuda" and not hasattr(_distributed_c10d, "ProcessGroupNCCL"):
+    if device.type == "cuda" and not hasattr(distributed_c10d, "ProcessGroupNCCL"):
         raise ConfigError(
             f"transport dist: payloads on {device} need a PyTorch with nccl, and {torch.__version__} has none; "
             "install one for CUDA, or use --transport tcp",
@@ -167,7 +166,7 @@ class NcclPair:
 
 
 def _nccl(store: Store, rank: int, timeout: float, device: torch.device) -> Any:
-    nccl: Any = _distributed_c10d.ProcessGroupNCCL  # not in a PyTorch without CUDA
+    nccl: Any = distributed_c10d.ProcessGroupNCCL  # not in a PyTorch without CUDA
     options = nccl.Options()
     options._timeout = timedelta(seconds=max(timeout, _WATCHDOG_SECONDS))
     group = nccl(store, rank, 2, options)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
+from torch.distributed import Store, TCPStore
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from afserve.comm.transports.in_time import in_time
 from afserve.errors import RendezvousError

@@ -17,7 +17,7 @@ from tests.engine.local_cluster import LocalCluster
 pytest.importorskip("triton")
 DEVICE = "cuda:0"
 EXPERTS = 4
-# Of a layer: grouped heads alone; a latent, and a shared expert; a state, which PyTorch's own operations move.
+# Of a layer: grouped heads alone; a latent, and a shared expert; a state.
 MOST = {
     ("mixtral-window", 1): 13,
     ("v3", 1): 20,

@@ -19,7 +19,8 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import find_model
 from afserve.launch.plan.node_memory import node_weights
 from afserve.launch.plan.topology import choose
-from afserve.launch.plan.wishes import Share, Wishes
+from afserve.launch.plan.wishes import RunSettings, Share, Wishes
+from afserve.launch.sites.awaited import awaiting
 from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.kv import attention_weight_bytes
@@ -273,3 +274,17 @@ def test_six_models_on_three_cards(tmp_path, name, thousands):
         if found is not None:
             assert found.deployment.engine.block_size == 64
             assert 0.5 * size < found.attention.total < 0.9 * size and found.expert.total < 0.9 * size
+
+
+def test_awaited_nodes_have_what_was_said_of_them(tmp_path):
+    """What does not fit is refused before anybody waits; without --node-memory nodes refuse for themselves."""
+    spec, asked = stored("glm-4.5", tmp_path), Wishes(2, 6, engine=EngineSettings(device="cuda"))
+
+    def found(gib):
+        run = RunSettings(elsewhere=True, listen="10.0.0.9:7700", node_memory=gib)
+        wishes, _, machine, _ = awaiting(run, asked, LAPTOP)
+        return choose(spec, ModelSource("/a/folder", "glm-4.5"), machine, wishes)
+
+    assert found(131.0).kv_tokens_of_node > 200_000
+    with pytest.raises(DoesNotFitError, match=r"does not fit on 50 GiB \(--node-memory\)"):
+        found(50.0)

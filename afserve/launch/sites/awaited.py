@@ -80,8 +80,9 @@ def awaiting(
     n = len(hosted)
     gpus = Gpus(("elsewhere",) * n, (machine.memory,) * n, (machine.memory_total,) * n)
     host, port = listening(run.listen, "", set())
+    said = () if run.node_memory is None else (machine.memory, f"{run.node_memory:g} GiB (--node-memory)")
     shares = tuple(
-        Share(int(one.node.role is Role.ATTENTION), int(one.node.role is Role.EXPERT), here=False)
+        Share(int(one.node.role is Role.ATTENTION), int(one.node.role is Role.EXPERT), False, *said)
         for one in hosted
     )
     assignment = HostAssignment(hosted, host, port, awaited=True)
