@@ -205,6 +205,7 @@ def test_other_hardware_is_a_component_of_its_own(file: Path) -> None:
     for part in (first, second):
         assert "#SBATCH --no-kill" in part and "#SBATCH --nodes=2" in part
     assert "--het-group=0" in text and "--het-group=1" in text and "#SBATCH --partition=big" in second
+    assert "--device cuda --node-memory 79.6" in " ".join(site(file).counts()), "of the smaller GPU, in GiB"
 
 
 @pytest.mark.parametrize("kind", ["cpu-host", "h20"])

@@ -7,6 +7,7 @@ where the file does not either, that is taken to be like this machine's.
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from afserve.errors import ConfigError
 from afserve.launch.plan.cluster import Cluster, Host
@@ -22,6 +23,7 @@ from afserve.placement.planner.perf.hardware import Hardware, hardware_from_tabl
 Hosts = Mapping[tuple[str, str], Host]  # by address and role
 
 
+@lru_cache(maxsize=64)
 def find_chip(name: str) -> Hardware | None:
     """What the planner knows of a device by this name."""
     path = catalogued("hardware", name)
@@ -47,21 +49,30 @@ def memories(
     groups: dict[tuple[str, str], list[HostedNode]] = {}
     for one in assignment.hosted:
         groups.setdefault(("" if one.here else one.host, one.device), []).append(one)
-    chips = {host.hardware: find_chip(host.hardware) for host in cluster.hosts if not host.on_cpu}
-    shares = tuple(_share(cluster, nodes, hosts, chips, machine, gpus) for nodes in groups.values())
+    shares = tuple(_share(cluster, nodes, hosts, machine, gpus) for nodes in groups.values())
     sizes = tuple(share.memory for share in shares if share.device == "cuda")
-    fp8 = all(chip is None or chip.flops_fp8 > 0 for chip in chips.values())
-    every = Gpus(tuple(chips), sizes, sizes, fp8=fp8 and (gpus.fp8 or not len(gpus)))
+    names = tuple(dict.fromkeys(host.hardware for host in cluster.hosts if not host.on_cpu))
+    fp8 = all(chip is None or chip.flops_fp8 > 0 for chip in map(find_chip, names))
+    every = Gpus(names, sizes, sizes, fp8=fp8 and (gpus.fp8 or not len(gpus)))
     return shares, every if sizes else None
 
 
+def bytes_of_gpu(cluster: Cluster, host: Host) -> tuple[int, str]:
+    """What each GPU of a host elsewhere has, and who says it. Raises ConfigError where nobody does."""
+    if host.memory:
+        return host.memory, "memory_gb of the file"
+    if (chip := find_chip(host.hardware)) is not None:
+        return int(chip.memory), f"configs/hardware/{chip.name}.toml"
+    known = nearest(host.hardware, (path.stem for path in (CONFIGS / "hardware").glob("*.toml")))
+    raise ConfigError(
+        f"--cluster {cluster.file}: host {host.address}: hardware {host.hardware!r} is none of configs/hardware "
+        f"({known.rstrip('.')}), so nobody says how much memory it has; write memory_gb = N, 10^9 bytes of each GPU",
+        param="cluster",
+    )
+
+
 def _share(
-    cluster: Cluster,
-    nodes: Sequence[HostedNode],
-    hosts: Hosts,
-    chips: Mapping[str, Hardware | None],
-    machine: Machine,
-    gpus: Gpus,
+    cluster: Cluster, nodes: Sequence[HostedNode], hosts: Hosts, machine: Machine, gpus: Gpus
 ) -> Share:
     first, experts = nodes[0], sum(one.node.role is Role.EXPERT for one in nodes)
     rows = [hosts[one.host, "experts" if one.node.role is Role.EXPERT else "attention"] for one in nodes]
@@ -70,15 +81,10 @@ def _share(
     if first.here:
         free = free_on(first.device, gpus, machine)
         memory, place = min(free, said or free), "" if host.on_cpu else f"{name}, {first.device} here"
-    elif said or host.on_cpu:
+    elif host.on_cpu:
         memory, place = said, f"{name}, by memory_gb of the file" if said else ""
-    elif (chip := chips[host.hardware]) is not None:
-        memory, place = int(chip.memory), f"{name}, by configs/hardware/{chip.name}.toml"
     else:
-        known = nearest(host.hardware, (path.stem for path in (CONFIGS / "hardware").glob("*.toml")))
-        raise ConfigError(
-            f"--cluster {cluster.file}: host {host.address}: hardware {host.hardware!r} is none of configs/hardware "
-            f"({known.rstrip('.')}), so nobody says how much memory it has; write memory_gb = N, 10^9 bytes of each GPU"
-        )
+        memory, who = bytes_of_gpu(cluster, host)
+        place = f"{name}, by {who}"
     device = "cpu" if host.on_cpu else "cuda"
     return Share(len(nodes) - experts, experts, first.here, memory, place, device)

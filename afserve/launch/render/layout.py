@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from afserve.errors import ConfigError
 from afserve.launch.plan.cluster import Cluster
+from afserve.launch.plan.host_memory import bytes_of_gpu
 from afserve.member import Role
 
 NODES_PORT, HTTP_PORT = 7700, 8000
@@ -68,7 +69,10 @@ class ClusterLayout:
             experts += ["--prompt-share", str(cluster.prompt_share)]
         words = ["--model", cluster.model, *attention, *experts]
         words += ["--micro-batches", str(cluster.micro_batches), "--threads", str(self.sizes.cpus)]
-        return [*words, *(["--device", "cuda"] if cluster.device != "cpu" else [])]
+        if cluster.device == "cpu":
+            return words
+        least = min(bytes_of_gpu(cluster, host)[0] for host in cluster.hosts if not host.on_cpu)
+        return [*words, "--device", "cuda", "--node-memory", f"{least / (1 << 30):.1f}"]
 
 
 def layout_of(
