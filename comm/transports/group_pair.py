@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, distributed_c10d
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from afserve.comm.transports.groups import EXPERT_RANK, gloo_device, open_gloo
 from afserve.comm.transports.in_time import Late, in_time

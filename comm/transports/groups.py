@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store, TCPStore
-from torch.distributed.distributed_c10d import ProcessGroupGloo
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, and not listed there
+from torch.distributed.distributed_c10d import ProcessGroupGloo, Store
 
 from afserve.comm.transports.in_time import in_time
 from afserve.errors import RendezvousError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 _MOST_KEYS = 16  # gloo sets one at each end
 _LENGTH = struct.Struct("<Q")  # before the host's name, and before the address behind it
