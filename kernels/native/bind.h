@@ -1,4 +1,4 @@
-// What the binding files share: addresses as integers, and the choice of element type from a dtype code.
+// What the binding files share: the choice of element type from a dtype code, and where caches lie.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -6,16 +6,11 @@
 #include <array>
 #include <stdexcept>
 
+#include "address.h"
 #include "eight.h"
 #include "tiles.h"
 
 namespace py = pybind11;
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 inline Dtype dtype_of(int code) {
   if (code < 0 || code > int(Dtype::fp8) || code == int(Dtype::ggml)) throw std::invalid_argument("dtype code " + std::to_string(code));
@@ -45,5 +40,5 @@ void bind_layer(py::module_& m);    // bind_layer.cpp
 void bind_mla(py::module_& m);      // bind_mla.cpp
 void bind_stack(py::module_& m);    // bind_stack.cpp
 void bind_states(py::module_& m);   // bind_states.cpp
-void bind_flags(py::module_& m);    // flags.cpp
+void bind_m2n(py::module_& m);      // bind_m2n.cpp
 void bind_blocks(py::module_& m);   // blocks.cpp

@@ -37,6 +37,6 @@ PYBIND11_MODULE(_native, m) {
   bind_states(m);
   bind_layer(m);
   bind_mla(m);
-  bind_flags(m);
+  bind_m2n(m);
   bind_blocks(m);
 }

@@ -16,16 +16,6 @@ namespace {
 
 constexpr int64_t kLong = 32768;  // bytes; moving more than that is worth letting another thread have the interpreter
 
-// Copies slots and weights, then looks at the copy: true when every slot is in [-1, slots).
-bool copy_choices(Address slot, Address weight, Address own_slot, Address own_weight, int64_t count, int64_t slots) {
-    auto* to = at<int32_t>(own_slot);
-    std::memcpy(to, at<int32_t>(slot), count * sizeof(int32_t));
-    std::memcpy(at<float>(own_weight), at<float>(weight), count * sizeof(float));
-    bool good = true;
-    for (int64_t i = 0; i < count; ++i) good &= to[i] >= -1 && to[i] < slots;
-    return good;
-}
-
 uint64_t eight_bytes(const py::bytes& bytes) {
     std::string text = bytes;
     uint64_t word;
@@ -92,7 +82,7 @@ py::object answer_some(FlagBoard& board, const ExpertLayers& experts, const std:
 
 }  // namespace
 
-void bind_flags(py::module_& module) {
+void bind_m2n(py::module_& module) {
     module.attr("data_plane") = 6;  // what comm/native.py expects; raise both when a signature changes
     py::class_<Routes>(module, "Routes", "One layer of a placement; see comm/m2n/routes.py.")
         .def(py::init<Address, Address, int64_t, int64_t, int64_t, int64_t>());
