@@ -98,7 +98,7 @@ class EngineSettings:
     )
     expert_memory: str = setting(
         "",
-        "Memory for the routed experts of a node; others are read from the checkpoint when needed.",
+        "Memory for the routed experts of a node, on GPUs theirs; others come from host memory or the checkpoint.",
         metavar="SIZE",
         common=True,
     )
@@ -280,6 +280,10 @@ class EngineSettings:
         for name in ("kv_host", "expert_memory"):
             if getattr(self, name):
                 bytes_of(flag_of(name), getattr(self, name))
+        for name in ("step_graphs", "device_exchange"):
+            if getattr(self, name) and self.expert_memory:
+                told = f"of {flag_of('expert_memory')} a host has a part in every layer; leave out one"
+                raise ConfigError(f"{flag_of(name)}: {told}", param=name)
 
     def drafts(self) -> DraftChoice:
         """Raises ConfigError that names what cannot be read."""
@@ -323,6 +327,7 @@ class EngineConfig(EngineSettings):
     numa_nodes: int = setting(1, "NUMA nodes that the nodes of a run are bound to.", Range(1, 1 << 10))
     block_size: int = setting(16, "Tokens of a KV block.", BLOCK_TOKENS)
     share_cores: bool = setting(False, "A node that waits lends its core.")
+    experts_in_host: bool = setting(False, "All experts that GPUs hold some of are in the host's memory.")
 
     def __post_init__(self) -> None:
         check(self)

@@ -123,7 +123,7 @@ class PackedExperts:
     of the choices that a call has; most others are other nodes'.
 
     `place_E`: where there is memory for fewer experts, which of the tensors' rows has a slot's weights; -1: none has.
-    `ggml`: the types of both, where they are kept as ggml's.
+    `ggml`: the types of both, where they are kept as ggml's. `coded`: tensors by slot that a handle has beside these.
     """
 
     experts: int
@@ -143,11 +143,18 @@ class PackedExperts:
     ggml: tuple[str, str] | None = None
     fp8: bool = False
     among: int = 0
+    coded: tuple[Tensor, ...] = ()
 
     @property
     def joined(self) -> int:
         """Rows of gate over up."""
         return self.gating.projections * self.inner
+
+    @property
+    def slot_tensors(self) -> tuple[Tensor, ...]:
+        """What torch holds of the slots; a slot's row in each of them is all there is of an expert."""
+        plain = self.gate_up_EJH, self.down_EHI, self.gate_up_bias_EJ, self.down_bias_EH
+        return (*(tensor for tensor in plain if tensor is not None), *self.coded)
 
     def rows_expected(self, choices: int) -> int:
         """Of a slot, rounded up, of so many choices that rows make, those of other nodes' experts among them."""

@@ -56,6 +56,9 @@ class ExpertMemoryStats:
     misses: int = counter(
         0, "Uses of experts.", "expert_memory_uses", labels=(("found", "disk"),), where="capacity"
     )
+    in_host: int = counter(
+        0, "Uses of experts.", "expert_memory_uses", labels=(("found", "host"),), where="capacity"
+    )
     unreadable: int = counter(0, "Those not readable.", "expert_memory_unreadable", where="capacity")
     read_ahead: int = counter(
         0, "Experts read before they were named.", "expert_memory_read_ahead", where="capacity"
@@ -68,6 +71,15 @@ class ExpertMemoryStats:
     )
     read_seconds: float = counter(
         0.0, "Time in which experts were read.", "expert_memory_read_seconds", where="capacity"
+    )
+    bytes_copied: int = counter(
+        0,
+        "Bytes of experts copied from host memory to a GPU.",
+        "expert_memory_copied_bytes",
+        where="capacity",
+    )
+    copy_seconds: float = counter(
+        0.0, "Time that a GPU took to copy them.", "expert_memory_copy_seconds", where="capacity"
     )
     waited_seconds: float = counter(
         0.0, "Time that calls waited for that.", "expert_memory_wait_seconds", where="capacity"
@@ -82,10 +94,14 @@ class ExpertMemoryStats:
         0, _SERVED, "expert_memory_would_serve", labels=(("share", "0.50"),), where="capacity"
     )
 
+    @property
+    def uses(self) -> int:
+        return self.hits + self.misses + self.in_host
+
 
 def verdict(nodes: Sequence[ExpertMemoryStats]) -> str:
     """Whether traffic has a hot set: the parts of expert uses that memory for 10, 25 and 50 % of the experts serves."""
-    uses = sum(node.hits + node.misses for node in nodes)
+    uses = sum(node.uses for node in nodes)
     if uses < _ENOUGH:
         return f"whether your traffic has a hot set is not known yet: {uses:,} uses of experts so far"
     served = ((node.served_10, node.served_25, node.served_50) for node in nodes)

@@ -225,15 +225,22 @@ def expert_lines(answer: Fields) -> list[str]:
     total = {name: sum(one[name] for one in found) for name in (found[0] if found else ())}
     if not (total and total["capacity"]):
         return []
-    uses, seconds = total["hits"] + total["misses"], total["read_seconds"]
-    rate = f" at {total['bytes_read'] / seconds / 1e9:.2f} GB/s" if seconds else ""
+    uses = total["hits"] + total["misses"] + total["in_host"]
+    moved = _moved("read", total["bytes_read"], total["read_seconds"])
+    if total["bytes_copied"]:
+        moved += _moved("copied from the host", total["bytes_copied"], total["copy_seconds"])
     return [
         f"experts in memory: {total['resident']:,} of {total['capacity']:,} that fit, "
         f"{total['hits'] / max(1, uses):.1%} of {uses:,} uses found there, "
-        f"{total['bytes_read'] / 1e9:,.1f} GB read{rate}, "
-        f"{total['ahead_used']:,} of {total['read_ahead']:,} read ahead were used, {total['unreadable']:,} unreadable",
+        f"{moved}{total['ahead_used']:,} of {total['read_ahead']:,} read ahead were used, "
+        f"{total['unreadable']:,} unreadable",
         answer["hot_set"],
     ]
+
+
+def _moved(how: str, size: int, seconds: float) -> str:
+    rate = f" at {size / seconds / 1e9:.2f} GB/s" if seconds else ""
+    return f"{size / 1e9:,.1f} GB {how}{rate}, "
 
 
 def _chosen(rows: Sequence[Fields]) -> list[str]:

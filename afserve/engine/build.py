@@ -26,6 +26,7 @@ from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
 from afserve.families.near_rows import check_near_rows
 from afserve.families.table import naming_of, served_spec
 from afserve.grammars.grammar import Compiler
+from afserve.kernels.devices.device import Device
 from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.models.decoder import AttentionModel
@@ -39,10 +40,12 @@ from afserve.models.tables.bank import TabledBank
 from afserve.models.tables.rows import TableRows
 from afserve.models.tier.ahead import load_routers
 from afserve.models.tier.bank import TieredBank
+from afserve.models.tier.device_places import DevicePlaces
+from afserve.models.tier.host_copies import HostCopies
+from afserve.models.tier.host_places import HostPlaces
 from afserve.models.unread import told_unread
 from afserve.models.vision.encoder import load_encoder
 from afserve.models.weights import Checkpoint, DummyCheckpoint, StoredTensors, TensorSource
-from afserve.placement.expert_memory import FLAG
 from afserve.spec import ModelSpec
 from afserve.tokens.tokenizer import eos_ids
 from afserve.tracing.trace import Trace
@@ -224,30 +227,35 @@ def build_expert_bank(
     ops: Ops | None = None,
     recheck: Callable[[], bool] | None = None,
     memory: int = 0,
+    in_host: bool = False,
     draft: DraftChoice = NO_DRAFTS,
 ) -> AnyBank:
     """Reads the routed experts of `held` (MoE layer number, slot, expert), kept as `expert_dtype` says. Raises
     CheckpointError, or ConfigError where the kernels cannot keep them so. `recheck`: see `Checkpoint.check_changes`.
-    `memory`: bytes; of experts that need more, those that were used lately are in memory."""
+    `memory`: bytes; of experts that need more, those that were used lately are in memory, a device's where it computes;
+    `in_host`: all of them are in the host's then."""
     spec = spec_of(source, draft)
     ops = ops or open_ops(device, threads)
     tensors = tensors_of(source, spec, ops.device, past_cache=memory > 0)
     if recheck is not None and isinstance(tensors, StoredTensors):
         tensors.check_changes(recheck)
-    if memory and ops.device.type != "cpu":
-        raise ConfigError(
-            f"{FLAG}: experts on {ops.device} are all in its memory; leave it out", param="expert_memory"
-        )
-    naming, dtype = naming_of(spec), dtype_of(source, spec)
-    whole = ExpertBank(spec, slots, ops, tensors, naming, dtype, expert_dtype, memory)
+    naming, dtype, place = naming_of(spec), dtype_of(source, spec), device_of(ops.device)
+    whole = ExpertBank(spec, slots, ops, tensors, naming, dtype, expert_dtype, memory, place.later)
     bank: AnyBank = whole
     if whole.places is not None:
-        bank = TieredBank(whole, load_routers(spec, tensors, naming, dtype, ops))
+        bank = TieredBank(places_of(whole, place, in_host), load_routers(spec, tensors, naming, dtype, ops))
     if spec.table is not None:
         rows = TableRows(spec.table, tensors, naming)
         bank = TabledBank(bank, rows, spec.look_up_layer, spec.experts)
     bank.load(list(held), progress)
     return bank
+
+
+def places_of(bank: ExpertBank, device: Device, in_host: bool) -> HostPlaces | DevicePlaces:
+    """Of one that has fewer than slots."""
+    if not device.later:
+        return HostPlaces(bank)
+    return DevicePlaces(bank, device, HostCopies(device, bank.each_layer, bank.slots) if in_host else None)
 
 
 def colocated(
@@ -264,6 +272,7 @@ def colocated(
         expert_dtype=config.expert_dtype,
         ops=ops,
         memory=config.expert_memory_bytes,
+        in_host=config.experts_in_host,
         draft=config.drafts(),
     )
     node = build_attention_node(source, config, LocalBankLink(bank), ops=ops, groups=groups)

@@ -65,9 +65,11 @@ class ExpertBank(Bank):
         dtype: torch.dtype,
         expert_dtype: str = "auto",
         memory: int = 0,
+        numbered: bool = False,
     ) -> None:
-        """memory: bytes for the weights of all layers, where those of all slots are more; see `places`."""
-        self._spec, self._ops, self._source, self._naming, self._dtype = spec, ops, source, naming, dtype
+        """memory: bytes for the weights of all layers, where those of all slots are more; see `places`. numbered: where
+        there are fewer places than slots, calls name places instead."""
+        self._spec, self._ops, self._source, self._naming, self.dtype = spec, ops, source, naming, dtype
         self._weigh_input = spec.moe.weigh_input
         self._kept = [
             Keeping(spec, ops, source, naming, dtype, expert_dtype).of(i) for i in range(spec.moe_layers)
@@ -78,18 +80,20 @@ class ExpertBank(Bank):
         bias = spec.moe.expert_bias
         moes = (spec.layer(layer).moe for layer in spec.moe_layer_ids)
         gatings = [gating_of(moe) for moe in moes if moe is not None]
-        sizes = slots, spec.expert_width, spec.moe.inner, dtype
+        places = None if numbered else self.places
+        rows = self.places if numbered and self.places is not None else slots
+        sizes = rows, spec.expert_width, spec.moe.inner, dtype
 
         def empty(kept: KeptFormat, gating: Gating) -> PackedExperts:
             if kept.ggml is not None and ops.ggml is not None:
-                return ops.ggml.empty_experts(ExpertShape(*sizes, bias, gating, self.places), kept.ggml)
-            return ops.empty_experts(*sizes, kept.int8, kept.fp8, bias, gating, kept.int4, self.places)
+                return ops.ggml.empty_experts(ExpertShape(*sizes, bias, gating, places), kept.ggml)
+            return ops.empty_experts(*sizes, kept.int8, kept.fp8, bias, gating, kept.int4, places)
 
         self._layers: list[PackedExperts] = [
             empty(kept, gating) for kept, gating in zip(self._kept, gatings, strict=True)
         ]
         for packed in self._layers:
-            packed.among = spec.experts
+            packed.among = max(slots, spec.experts)
         self._error = next((RoundingError(kept.group) for kept in self._kept if kept.rounds), None)
 
     @property
@@ -97,9 +101,13 @@ class ExpertBank(Bank):
         return len(self._layers)
 
     @property
+    def each_layer(self) -> tuple[PackedExperts, ...]:
+        return tuple(self._layers)
+
+    @property
     def packed(self) -> tuple[PackedExperts, ...] | None:
         """The slots of each MoE layer where `forward` is nothing but `Ops.expert_ffn` of them."""
-        return None if self._weigh_input else tuple(self._layers)
+        return None if self._weigh_input else self.each_layer
 
     def answering(self, rows: torch.dtype, sums: torch.dtype) -> LayeredExperts | None:
         """As `comm.m2n.bank.Bank`."""
@@ -148,7 +156,7 @@ class ExpertBank(Bank):
         names, row = parts_of(*where)
         with self._source.together(names, row):
             if row is None and self._by_halves(layer):
-                self._fill_halves(layer, slot, read_halves(*where, self._dtype), again)
+                self._fill_halves(layer, slot, read_halves(*where, self.dtype), again)
             else:
                 self._fill_whole(layer, slot, expert, where, again)
 
@@ -172,17 +180,17 @@ class ExpertBank(Bank):
     def _fill_whole(self, layer: int, slot: int, expert: int, where: ExpertPlace, again: bool) -> None:
         kept = self._kept[layer]
         if kept.ggml is not None and self._ops.ggml is not None:
-            rows = read_rows(*where, self._dtype)
+            rows = read_rows(*where, self.dtype)
             self._ops.ggml.set_expert(self._layers[layer], slot, rows.gate_up, rows.down, rows.biases)
             return
         if kept.fp8 and self._fill_fp8(layer, slot, expert):
             return
         if kept.int4 is not None and kept.stored:
-            codes = read_codes(*where, self._dtype, kept.int4.size)
+            codes = read_codes(*where, self.dtype, kept.int4.size)
             biases = codes.gate_up_bias_J, codes.down_bias_H
             self._ops.set_expert_int4(self._layers[layer], slot, codes.gate_up, codes.down, *biases)
             return
-        read = read_expert(*where, self._dtype)
+        read = read_expert(*where, self.dtype)
         for weight_OI in (read.gate_up_JH, read.down_HI):
             self._look_at(layer, weight_OI, again)
         self._ops.set_expert(

@@ -27,9 +27,9 @@ class _CudaEvent:
         return 1e-3 * float(earlier._event.elapsed_time(self._event))
 
 
+@dataclass(frozen=True, slots=True)
 class _CudaQueue:
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
+    _stream: torch.cuda.Stream
 
     def put_event(self, *, timed: bool = False) -> Event:
         return _CudaEvent(self._stream, timed)
@@ -42,9 +42,17 @@ class _CudaQueue:
         with torch.cuda.stream(self._stream):
             yield
 
+    def beside(self) -> AbstractContextManager[None]:
+        made: AbstractContextManager[None] = torch.cuda.stream(self._stream)
+        return made
+
     def follow(self, other: Queue) -> None:
         assert isinstance(other, _CudaQueue), "a queue of another kind of device"
         self._stream.wait_stream(other._stream)
+
+    def follow_event(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent), "an event of another kind of device"
+        self._stream.wait_event(event._event)
 
     def wait(self) -> None:
         self._stream.synchronize()

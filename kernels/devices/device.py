@@ -36,8 +36,14 @@ class Queue(Protocol):
         """What is told to the device inside goes into this queue, behind what the current one has; the memory of these
         tensors stays theirs until then."""
 
+    def beside(self) -> AbstractContextManager[None]:
+        """As `inside`, and not behind what the current queue has."""
+
     def follow(self, other: "Queue") -> None:
         """What it is given from now on is behind all that `other` has, also one of another device."""
+
+    def follow_event(self, event: Event) -> None:
+        """The same of a place in another queue: the device waits there, and not who calls this."""
 
     def wait(self) -> None:
         """Until the queue is empty."""

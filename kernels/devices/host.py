@@ -28,7 +28,13 @@ class _Empty:
     def inside(self, *tensors: Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def follow(self, other: Queue) -> None:
+        return
+
+    def follow_event(self, event: Event) -> None:
         return
 
     def wait(self) -> None:

@@ -22,13 +22,21 @@ def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(zeros[first : first + size]).view(dtype).view(shape)
 
 
-def lent_to(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+_NEAR_ROWS = "--kv-near-rows", "keep fewer tokens (--kv-tokens)"
+
+
+def lent_to(
+    device: torch.device,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    asked: tuple[str, str] = _NEAR_ROWS,
+) -> Tensor:
     """What this device reads and writes by itself, for as long as the process runs. Raises DoesNotFitError where it
-    cannot."""
+    cannot, which says what `asked` for it and what to do."""
     memory = untouched(shape, dtype)
     try:
         device_of(device).pin_pages(memory.view(-1).view(torch.uint8))
     except OSError as error:
-        told = f"--kv-near-rows: of what {device} is to read of the host {error}; keep fewer tokens (--kv-tokens)"
+        told = f"{asked[0]}: of what {device} is to read of the host {error}; {asked[1]}"
         raise DoesNotFitError(told) from error
     return memory

@@ -123,7 +123,9 @@ class TritonBackend(LatentBackend):
             )
         coded = triton_bits.empty(shape, bits, groups, self.device)
         sizes = shape.slots, shape.hidden, shape.inner
-        return PackedExperts(*sizes, None, None, coded, shape.dtype, gating=shape.gating, bias=shape.bias)
+        packed = PackedExperts(*sizes, None, None, coded, shape.dtype, gating=shape.gating, bias=shape.bias)
+        packed.coded = coded.tensors
+        return packed
 
     def set_expert_int4(
         self, experts: PackedExperts, slot: int, gate_up: Grouped, down: Grouped, biases: Biases | None = None
@@ -142,14 +144,14 @@ class TritonBackend(LatentBackend):
         def zeros(*size: int, of: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=of, device=self.device)
 
-        handle = ExpertWeights(
+        coded = (
             zeros(slots, 2 * inner, hidden, of=FP8),
             zeros(slots, hidden, inner, of=FP8),
             zeros(slots, 2 * across_i, across_h, of=torch.float32),
             zeros(slots, across_h, across_i, of=torch.float32),
-            products=self.libraries.products(shape),
         )
-        return PackedExperts(slots, hidden, inner, None, None, handle, dtype=shape.dtype)
+        handle = ExpertWeights(*coded, products=self.libraries.products(shape))
+        return PackedExperts(slots, hidden, inner, None, None, handle, dtype=shape.dtype, coded=coded)
 
     def set_expert(
         self, experts: PackedExperts, slot: int, gate_up_JH: Tensor, down_HI: Tensor, biases: Biases | None = None,

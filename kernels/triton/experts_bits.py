@@ -54,6 +54,12 @@ class CodedWeights:
         self.joint.set(slot, biases)
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        biases = self.joint.gate_up_bias_EJ, self.joint.down_bias_EH
+        plain = self.gate_up, self.down, self.gate_up_scale, self.down_scale
+        return (*plain, *(bias for bias in biases if bias is not None))
+
+    @property
     def byte_scales(self) -> bool:
         return self.gate_up_scale.dtype is torch.uint8
 

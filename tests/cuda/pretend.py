@@ -224,7 +224,13 @@ class PretendedQueue:
     def inside(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def follow(self, other: Queue) -> None:
+        return
+
+    def follow_event(self, event: Event) -> None:
         return
 
     def wait(self) -> None:
@@ -261,6 +267,10 @@ class PretendedDevice(HostDevice):
 
         run()
         return run
+
+    def pin_pages(self, memory_Y: torch.Tensor) -> Callable[[], None]:
+        PINNED.add(memory_Y.untyped_storage().data_ptr())
+        return super().pin_pages(memory_Y)
 
     def pinned(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         with _disable_current_modes():

@@ -5,7 +5,9 @@ combine, statistics, sampling. With real contents the same path runs on the CPU 
 (`bench.gpu_first_run`).
 """
 
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +29,33 @@ TOKENS = "aten.copy_ at host_reader.py"
 DEVICE = "cuda:0"
 LONG = pytest.mark.long
 OF_THEIR_KIND = ("mixtral-window", "qwen3-next", "dsa")
+
+
+class Asked(Future):
+    """Done by whoever waits for it: no other thread has the pretended device."""
+
+    def __init__(self, call):
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout=None):
+        if not self.done():
+            self.set_result(self._call())
+        return super().result(timeout)
+
+
+class AtHand:
+    """As `ThreadPoolExecutor`."""
+
+    def __init__(self, workers, name):
+        self.submitted = 0
+
+    def submit(self, call, *args):
+        self.submitted += 1
+        return Asked(partial(call, *args))
+
+    def shutdown(self, **how):
+        return
 
 
 def cluster_of(source, attention=1, experts=2, placement=None, **fields):
@@ -187,6 +216,38 @@ def test_migration_fills_and_routes_on_the_device(tiny_checkpoint):
         finish(cluster)
         cluster.retire(0)
         assert not watch.waits
+
+
+@pytest.mark.parametrize("in_host", [True, False])
+def test_with_memory_for_some_experts_a_call_waits_for_its_choices_alone(
+    in_host, tiny_checkpoint, monkeypatch
+):
+    """Once, and for no copy; one that comes from the host's memory is known to the device before it is there."""
+    monkeypatch.setattr("afserve.models.tier.memory.ThreadPoolExecutor", AtHand)
+    source = ModelSource(str(tiny_checkpoint("v3")), "v3")
+    spec = load_spec(source.path)
+    places = spec.top_k + 1
+    with pretended() as watch:
+        memory = places * spec.moe_layers * cluster_of(source, experts=1).banks[0].expert_bytes
+        fields = config(device=DEVICE, experts_in_host=in_host)
+        ops = open_ops(DEVICE, 1, "torch")
+        cluster = LocalCluster.build(source, fields, ops=ops, expert_memory=memory)
+        bank, node = cluster.banks[0], cluster.experts[0]
+        submit(cluster)
+        run_steps(cluster, 2)
+        calls = node.stats().calls
+        watch.waits.clear()
+        watch.pageable.clear()
+        run_steps(cluster, 4)
+        assert watch.waits == {"event at staging.py": node.stats().calls - calls} and not watch.pageable
+        watch.waits.clear()
+        held = bank._memory.hold(0, [places])
+        bank._memory.release(held, bank._memory.wait(held))
+        assert not watch.waits and bool(watch.pageable) != in_host
+        told = bank.stats()
+        assert told.resident == told.capacity and (told.bytes_copied == bank.expert_bytes) == in_host
+        finish(cluster)
+        bank.close()
 
 
 def test_fp8_rows_on_the_device(tiny_checkpoint):

@@ -99,6 +99,7 @@ class LocalCluster:
                 expert_dtype=config.expert_dtype,
                 ops=expert_ops,
                 memory=expert_memory,
+                in_host=config.experts_in_host,
                 draft=config.drafts(),
             )
             place = device_of(expert_ops.device)

@@ -258,8 +258,8 @@ def test_guesses_that_are_wrong_end_the_reading(tiny_checkpoint):
     ops = open_ops()
     ahead = load_routers(spec, tensors_of(source, spec, ops.device), naming_of(spec), torch.float32, ops)
     x, last = torch.randn(2, spec.hidden), spec.moe_layers - 1
-    assert ahead.suggest(last, x) == [] == ahead.suggest(0, torch.randn(65, spec.hidden))
-    guessed = ahead.suggest(last - 1, x)
+    assert ahead.choose(last, x) == [] == ahead.choose(0, torch.randn(65, spec.hidden)) == ahead.order([])
+    guessed = ahead.order(ahead.choose(last - 1, x))
     assert len(set(guessed)) == len(guessed) <= 2 * spec.top_k and ahead.is_right
     for _ in range(40):
         ahead.guess(last, guessed)
@@ -290,7 +290,7 @@ def test_an_experts_tensors_are_asked_for_at_once_and_packed_while_others_are_re
     source, ops = ModelSource(str(tiny_checkpoint("qwen3")), "q"), open_ops()
     spec, last = spec_of(source), spec_of(source).experts - 1
     bank, plain = bank_of(source, spec.top_k, ops=ops), bank_of(source, spec.experts)
-    shard = bank._bank._source._files._shard(SINGLE)
+    shard = bank.bank._source._files._shard(SINGLE)
     names = naming_of(spec).expert(spec.moe_layer_ids[0], last)
     gate, _, down = (shard.found(name).begin // PAGE * PAGE for name in names)
     asked, packed, halves, set_half = threading.Event(), threading.Event(), [], ops.set_half
@@ -305,7 +305,7 @@ def test_an_experts_tensors_are_asked_for_at_once_and_packed_while_others_are_re
     held = bank._memory.hold(0, [last])
     bank._memory.release(held, bank._memory.wait(held))
     sums = [torch.zeros(1, spec.hidden) for _ in range(2)]
-    for one, sum_RH in zip((bank._bank, plain), sums, strict=True):
+    for one, sum_RH in zip((bank.bank, plain), sums, strict=True):
         slot, weight = torch.tensor([[last]], dtype=torch.int32), torch.ones(1, 1)
         one.forward(0, torch.ones(1, spec.hidden), slot, weight, sum_RH)
     assert halves == [(2, False), (0, True)] and torch.equal(*sums) and not shard.begun
@@ -331,7 +331,7 @@ def test_an_expert_node_without_routers_guesses_nothing(tiny_checkpoint, caplog)
     other = ModelSource(str(tiny_checkpoint("mixtral")), "m")
     tensors = tensors_of(other, spec_of(other), ops.device)
     ahead = load_routers(spec, tensors, naming_of(spec), torch.float32, ops)
-    assert ahead.suggest(0, torch.randn(1, spec.hidden)) == []
+    assert ahead.choose(0, torch.randn(1, spec.hidden)) == []
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from afserve.config import EngineSettings, ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
+from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
@@ -26,9 +27,10 @@ def large():
     return replace(NANO, hidden=4096, kinds=tuple(kinds))
 
 
-def chosen(memory, spec=NANO, **wishes):
-    engine = EngineSettings(expert_memory=memory, device=wishes.pop("device", "cpu"))
-    return choose(spec, SOURCE, HERE, Wishes(engine=engine, **wishes))
+def chosen(memory, spec=NANO, device="cpu", here=HERE, **wishes):
+    engine = EngineSettings(expert_memory=memory, device=device)
+    gpus = Gpus(("H200",), (141 << 30,), (141 << 30,)) if device == "cuda" else None
+    return choose(spec, SOURCE, here, Wishes(engine=engine, gpus=gpus, **wishes))
 
 
 @pytest.mark.parametrize("wishes", [{"colocated": True}, {"experts": 1}, {"experts": 2}])
@@ -54,9 +56,24 @@ def test_too_little_names_what_is_needed():
     assert least and chosen(f"{float(least[1]) + 0.01:.2f}GiB", large(), colocated=True)
 
 
-def test_on_a_gpu_it_is_refused():
-    with pytest.raises(ConfigError, match="--expert-memory: experts on cuda are all in its memory"):
-        chosen("4MiB", device="cuda")
+@pytest.mark.parametrize("wishes", [{"colocated": True}, {"attention": 1, "experts": 1}])
+@pytest.mark.parametrize(
+    ("gib", "where"), [(32, "all lie in 24 GiB of the host"), (20, "are read when they are needed")]
+)
+def test_experts_of_a_gpu_lie_in_the_host_where_it_has_room(gib, where, wishes):
+    """Its own memory has the places alone."""
+    here = replace(HERE, memory=gib * GIB, memory_total=gib * GIB)
+    made = chosen("8GiB", large(), "cuda", here, **wishes)
+    assert where in made.picked["expert memory"]
+    assert made.deployment.engine.experts_in_host == ("all lie" in where)
+    weights = (made.attention if "colocated" in wishes else made.expert).weights
+    assert 0 <= weights - (8 << 30) <= 1 << 30
+
+
+@pytest.mark.parametrize("name", ["step_graphs", "device_exchange"])
+def test_what_needs_no_host_in_a_layer_does_not_go_with_it(name):
+    with pytest.raises(ConfigError, match=r"^--\S+: of --expert-memory a host has a part in every layer"):
+        EngineSettings(expert_memory="4MiB", device="cuda", **{name: True})
 
 
 def test_a_model_that_does_not_fit_is_offered_memory_that_works():

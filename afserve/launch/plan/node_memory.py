@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
-from afserve.errors import ConfigError, DoesNotFitError
+from afserve.errors import DoesNotFitError
 from afserve.families.near_rows import check_near_rows
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
@@ -24,19 +24,21 @@ from afserve.launch.plan.footprint import (
 from afserve.launch.plan.kv_blocks import KvRoom
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.placement.expert_memory import FLAG, places_within
+from afserve.placement.expert_memory import places_within
 from afserve.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class NodeWeights:
     """Of one node of each role; `host` of an attention node's tier in host memory, where weights lie there too, and
-    `kernels` of what its attention takes beside weights and caches."""
+    `kernels` of what its attention takes beside weights and caches. `far`, of a node with experts on a GPU: what it has
+    in the host's memory of all of them."""
 
     attention: int
     expert: int
     host: int = 0
     kernels: int = 0
+    far: int = 0
 
 
 def node_weights(
@@ -54,22 +56,34 @@ def node_weights(
     return NodeWeights(own, min(most, slots * routed // spec.experts), *beside)
 
 
-def check_expert_memory(
-    spec: ModelSpec, source: ModelSource, wishes: Wishes, slots: int, picked: dict[str, str]
-) -> None:
-    """Whether --expert-memory can be, and what it means. Raises ConfigError."""
+def with_far_experts(
+    weights: NodeWeights,
+    spec: ModelSpec,
+    source: ModelSource,
+    wishes: Wishes,
+    nodes: Share,
+    slots: int,
+    host: Machine,
+    picked: dict[str, str],
+) -> NodeWeights:
+    """What --expert-memory means: on GPUs all experts lie in the host as it is, if they have room there, else on the
+    disk. Raises ConfigError."""
     asked = wishes.engine.expert_memory_bytes
     if not asked:
-        return
-    if wishes.experts_on != "cpu":
-        raise ConfigError(
-            f"{FLAG}: experts on {wishes.experts_on} are all in its memory; leave it out, or put experts on CPUs",
-            param="expert_memory",
-        )
+        return weights
     routed = role_bytes(spec, source, kept_dtype(spec, source, wishes))[1]
     places = places_within(asked, spec, slots, max(1, routed // (spec.moe_layers * spec.experts)))
-    few = f"{places} of {slots} experts of each layer at a time, the others are read when they are needed"
-    picked["expert memory"] = few if places else f"all {slots} experts of each layer fit"
+    if places is None:
+        picked["expert memory"] = f"all {slots} experts of each layer fit"
+        return weights
+    far = replace(weights, far=slots * routed // spec.experts)
+    taken, shares = _of_host(wishes, far, wishes.engine.kv_host_bytes), wishes.hosts or (nodes,)
+    in_host = wishes.experts_on != "cpu" and all(left_by(host, share, taken) >= 0 for share in shares)
+    others = (
+        f"all lie in {gib(far.far)} of the host" if in_host else "the others are read when they are needed"
+    )
+    picked["expert memory"] = f"{places} of {slots} experts of each layer at a time, {others}"
+    return far if in_host else weights
 
 
 def memory_of(machine: Machine, share: Share) -> Machine:
@@ -165,10 +179,13 @@ def _host_rooms(
     wishes: Wishes, nodes: Share, host: Machine, weights: NodeWeights, kv: int
 ) -> Iterator[tuple[Share, int]]:
     """What this host has for each attention node of a share of nodes, beside everything else."""
-    on_gpus = wishes.engine.device != "cpu"
-    beside = NodeWeights(
-        0 if on_gpus else weights.attention + kv, weights.expert if wishes.experts_on == "cpu" else 0
-    )
+    own = kv if wishes.engine.device == "cpu" else 0
     for share in wishes.hosts or (nodes,):
         if share.here and share.attention:
-            yield share, max(0, left_by(host, share, beside)) // share.attention
+            yield share, max(0, left_by(host, share, _of_host(wishes, weights, own))) // share.attention
+
+
+def _of_host(wishes: Wishes, weights: NodeWeights, kv: int) -> NodeWeights:
+    """What nodes take of the host's own memory, KV of an attention node among it."""
+    kv += weights.attention if wishes.engine.device == "cpu" else 0 if weights.expert else weights.far
+    return NodeWeights(kv, weights.expert if wishes.experts_on == "cpu" else weights.far)

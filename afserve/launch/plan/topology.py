@@ -30,7 +30,6 @@ from afserve.launch.plan.kv_blocks import KV_SHARE, KvRoom, block_size, gpu_bloc
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
-    check_expert_memory,
     check_host_kv,
     check_processes,
     left_by,
@@ -38,6 +37,7 @@ from afserve.launch.plan.node_memory import (
     node_weights,
     room_of_one,
     smallest,
+    with_far_experts,
     with_far_rows,
 )
 from afserve.launch.plan.numa import dealt, seats_for
@@ -151,8 +151,9 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
     threads = threads_of(machine, wishes, nodes, seats, picked)
     shares = not seats and shares_cores(machine, wishes, nodes, threads, picked)
     slots = _slots(spec, source, machine, wishes, nodes, picked)
-    check_expert_memory(spec, source, wishes, slots.total if nodes.experts else spec.experts, picked)
     weights = node_weights(spec, source, wishes, nodes, slots.total)
+    held = slots.total if nodes.experts else spec.experts
+    weights = with_far_experts(weights, spec, source, wishes, nodes, held, host, picked)
     room = with_far_rows(_room(spec, source, wishes), spec, source, wishes, nodes, host, weights, picked)
     block = room.block
     least = wishes.kv_tokens or int(max(block, wishes.max_model_len or 0) / KV_SHARE)
@@ -169,6 +170,7 @@ def choose(spec: ModelSpec, source: ModelSource, machine: Machine, wishes: Wishe
         adaptive=micro_batches is None,
         threads=threads,
         numa_nodes=max(1, len(seats)),
+        experts_in_host=weights.far > 0,
         **(asdict(wishes.engine) | own),
     )
     placement = first_placement(spec.moe_layers, spec.experts, nodes.experts, slots, wishes)

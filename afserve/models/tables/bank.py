@@ -56,7 +56,7 @@ class TabledBank(Bank):
     """`layer` is the number that look-ups have, `slices` how many there are of the whole table."""
 
     def __init__(self, bank: FilledBank, rows: TableRows, layer: int, slices: int) -> None:
-        self._bank, self._rows, self._layer = bank, rows, layer
+        self.inner, self._rows, self._layer = bank, rows, layer
         self._slices, self._size = slices, rows.table.slice_rows(slices)
         self._slice_S = torch.full((bank.slots,), -1, dtype=torch.int64)
         self._starts_N = torch.tensor(rows.table.starts)
@@ -64,22 +64,22 @@ class TabledBank(Bank):
 
     @property
     def rounding_error(self) -> float | None:
-        return self._bank.rounding_error
+        return self.inner.rounding_error
 
     @property
     def packed(self) -> Sequence[PackedExperts] | None:
         """Of the MoE layers."""
-        return self._bank.packed
+        return self.inner.packed
 
     def load(self, held: Held, progress: Progress) -> None:
         """As `ExpertBank.load`."""
-        self._bank.load(held, progress)
+        self.inner.load(held, progress)
         for layer, slot, expert in held:
             self._note(layer, slot, expert)
 
     def fill(self, layer: int, slot: int, expert: int) -> None:
         """As `ExpertBank.fill`."""
-        self._bank.fill(layer, slot, expert)
+        self.inner.fill(layer, slot, expert)
         self._note(layer, slot, expert)
 
     def _note(self, layer: int, slot: int, expert: int) -> None:
@@ -92,7 +92,7 @@ class TabledBank(Bank):
         """As `ExpertBank.forward`. A row that names what is not in its slice, or what cannot be read, gets NaN, which
         ends its request and nobody else's."""
         if layer != self._layer:
-            self._bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH, add)
+            self.inner.forward(layer, x_RH, slot_RK, weight_RK, out_RH, add)
             return
         found_RH, wrong_R = self._looked_up(slot_RK.cpu(), weight_RK.cpu(), out_RH.shape[1])
         found_RH.masked_fill_(wrong_R[:, None], torch.nan)
@@ -138,7 +138,7 @@ class TabledBank(Bank):
         return found_ID
 
     def stats(self) -> ExpertMemoryStats:
-        return self._bank.stats()
+        return self.inner.stats()
 
     def close(self) -> None:
-        self._bank.close()
+        self.inner.close()

@@ -38,14 +38,21 @@ class NextExperts:
         """Often enough to read by it."""
         return self.right >= _LEAST_RIGHT
 
-    def suggest(self, layer: int, x_RH: Tensor) -> list[int]:
-        """Experts of the layer behind `layer`, those that most rows may want first."""
+    def choose(self, layer: int, x_RH: Tensor) -> list[Tensor]:
+        """Where the rows are: expert_RK of the layer behind `layer`, or nothing."""
         if layer + 1 >= len(self._routers) or len(x_RH) > _MOST_ROWS:
             return []
         router = self._routers[layer + 1]
         expert_RK, _ = self._ops.route(x_RH, router.gate_EH, router.bias_E, router.rule, router.gate_bias_E)
-        count_E = torch.bincount(expert_RK.flatten(), minlength=len(router.gate_EH))
-        order: list[int] = count_E.argsort(descending=True, stable=True)[: int((count_E > 0).sum())].tolist()
+        return [expert_RK]
+
+    @staticmethod
+    def order(chosen: Sequence[Tensor]) -> list[int]:
+        """Of what `choose` gave, on the host: those that most rows may want first."""
+        if not chosen:
+            return []
+        expert_N, count_N = chosen[0].unique(return_counts=True)
+        order: list[int] = expert_N[count_N.argsort(descending=True, stable=True)].tolist()
         return order
 
     def guess(self, layer: int, slots: Sequence[int]) -> None:

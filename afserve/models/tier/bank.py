@@ -1,79 +1,100 @@
 """An expert bank with memory for some of its experts: it reads the others from the checkpoint when rows name them.
 
-Sums have the same bits as with all experts in memory, whatever is there: kernels add an expert's part in the order of
-slots, and a slot is the same expert's wherever its weights lie. A call that names more experts than there are places
-goes through them in that order, in passes whose sums stay in float32. Rows whose expert cannot be read get NaN, which
-ends their requests and nobody else's. Shapes: R rows, K top-k, H hidden.
+Sums have the same bits as with all experts in memory, whatever is there. A call that names more experts than there are
+places goes through them in the order of slots, in passes; how their sums are made is the places' to know. Rows whose
+expert cannot be read get NaN, which ends their requests and nobody else's. Shapes: R rows, K top-k, H hidden.
 """
+
+from collections import deque
 
 import torch
 from torch import Tensor
 
 from afserve.comm.m2n.bank import Bank
 from afserve.errors import CheckpointError
-from afserve.models.experts import ExpertBank, Held, Progress
+from afserve.models.experts import Held, Progress
 from afserve.models.tier.ahead import NextExperts
+from afserve.models.tier.device_places import DevicePlaces
+from afserve.models.tier.host_places import HostPlaces
 from afserve.models.tier.hot_set import HotSet
 from afserve.models.tier.memory import ExpertMemory, HeldSlots
 from afserve.placement.expert_memory import ExpertMemoryStats
 
+_LAYERS_AT_ONCE = (
+    2  # that are read at the start: while one's last experts are packed, the disk has the next one's
+)
+
 
 class TieredBank(Bank):
-    """`bank` has places, fewer than slots. `ahead` guesses what the next layer asks for. `close` ends its threads."""
+    """`places` are fewer than slots. `ahead` guesses what the next layer asks for. `close` ends its threads."""
 
-    def __init__(self, bank: ExpertBank, ahead: NextExperts) -> None:
+    def __init__(self, places: HostPlaces | DevicePlaces, ahead: NextExperts) -> None:
+        self.bank = bank = places.bank
         assert bank.places is not None, "all experts are in memory"
-        self._bank, self._ahead = bank, ahead
-        self._memory = ExpertMemory(bank, bank.places, bank.layers)
+        self._places, self._ahead, self.places = places, ahead, bank.places
+        self._memory = ExpertMemory(places, bank.places, bank.layers)
         self._hot = [HotSet(()) for _ in range(bank.layers)]
         self.slots, self.expert_bytes = bank.slots, bank.expert_bytes
 
     @property
     def rounding_error(self) -> float | None:
         """Of those that were read so far."""
-        return self._bank.rounding_error
+        return self.bank.rounding_error
 
     def load(self, held: Held, progress: Progress) -> None:
-        """The first experts of each layer; the others are only known by name. Raises CheckpointError."""
-        memory, first = self._memory, [list[int]() for _ in self._hot]
+        """The first experts of each layer, while the next layer's are read; the others are only known by name, where
+        they are read from the disk later. Raises CheckpointError."""
+        memory, slots = self._memory, [list[int]() for _ in self._hot]
         for layer, slot, expert in held:
             memory.name(layer, slot, expert)
-            first[layer].append(slot)
-        for layer, slots in enumerate(first):
-            self._hot[layer] = HotSet(slots)
-            reading = memory.hold(layer, slots[: memory.places], counted=False)
-            failed = memory.wait(reading)
-            memory.release(reading, failed)
-            if failed:
-                raise CheckpointError(next(iter(failed.values())))
-            progress((layer + 1) / len(first))
-        self._bank.tell_rounding()
+            slots[layer].append(slot)
+        self._hot = [HotSet(one) for one in slots]
+        ends = range(0, 1 if self._places.from_disk else max(map(len, slots)), memory.places)
+        parts = [  # the first ones last, which stay
+            (layer, one[at : at + memory.places]) for at in reversed(ends) for layer, one in enumerate(slots)
+        ]
+        under_way = deque[HeldSlots]()
+        for number, (layer, part) in enumerate(parts):
+            under_way.append(memory.hold(layer, part, counted=False))
+            if len(under_way) == min(_LAYERS_AT_ONCE, len(slots)):
+                self._loaded(under_way.popleft())
+            progress((number + 1) / len(parts))
+        while under_way:
+            self._loaded(under_way.popleft())
+        self.bank.tell_rounding()
+
+    def _loaded(self, reading: HeldSlots) -> None:
+        failed = self._memory.wait(reading)
+        self._memory.release(reading, failed)
+        if failed:
+            raise CheckpointError(next(iter(failed.values())))
 
     def fill(self, layer: int, slot: int, expert: int) -> None:
         """As `ExpertBank.fill`."""
-        self._bank.check_slot(layer, slot)
+        self.bank.check_slot(layer, slot)
         self._memory.fill(layer, slot, expert)
 
     def forward(
         self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         """As `ExpertBank.forward`."""
+        slot_RK, *guessed = self._places.on_host(slot_RK, *self._ahead.choose(layer, x_RH))
         named = [slot for slot in slot_RK.unique().tolist() if slot >= 0]
         for slot in named:
             self._hot[layer].use(slot)
         if len(named) <= self._memory.places:
             self._ahead.check(layer, named)
             reading = self._memory.hold(layer, named)
-            self._look_ahead(layer, x_RH)
+            self._look_ahead(layer, self._ahead.order(guessed))
             self._compute(reading, x_RH, slot_RK, weight_RK, out_RH, add)
             return
-        sum_RH = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32)
-        self._pass_through(layer, named, x_RH, slot_RK, weight_RK, sum_RH)
-        out_RH.copy_(sum_RH)
+        call = self._places.in_passes(x_RH, slot_RK, weight_RK, out_RH, add)
+        self._pass_through(layer, named, *call)
+        self._places.join_passes(call, out_RH, add)
 
-    def _look_ahead(self, layer: int, x_RH: Tensor) -> None:
+    def _look_ahead(self, layer: int, experts: list[int]) -> None:
         """Reads for the next layer are behind those for this one, and go on while this one computes."""
-        guessed = self._memory.slots_of(layer + 1, self._ahead.suggest(layer, x_RH))
+        guessed = self._memory.slots_of(layer + 1, experts)
         missing = self._memory.missing(layer + 1, guessed)
         if missing:
             self._ahead.guess(layer + 1, missing)
@@ -103,11 +124,12 @@ class TieredBank(Bank):
         failed = self._memory.wait(reading)
         try:
             if not failed:
-                self._bank.forward(reading.layer, x_RH, slot_RK, weight_RK, out_RH, add)
+                self._places.forward(reading.layer, x_RH, slot_RK, weight_RK, out_RH, add)
                 return
             lost_RK = torch.isin(slot_RK, torch.tensor(list(failed), dtype=slot_RK.dtype))
-            self._bank.forward(reading.layer, x_RH, slot_RK.masked_fill(lost_RK, -1), weight_RK, out_RH, add)
-            out_RH.masked_fill_(lost_RK.any(1, keepdim=True), torch.nan)
+            left_RK = slot_RK.masked_fill(lost_RK, -1)
+            self._places.forward(reading.layer, x_RH, left_RK, weight_RK, out_RH, add)
+            out_RH.masked_fill_(lost_RK.any(1, keepdim=True).to(out_RH.device), torch.nan)
         finally:
             self._memory.release(reading, failed)
 
@@ -119,12 +141,13 @@ class TieredBank(Bank):
             memory.places * len(self._hot),
             memory.resident,
             memory.hits,
-            memory.misses,
+            *((memory.misses, 0) if self._places.from_disk else (0, memory.misses)),
             memory.unreadable,
             memory.read_ahead,
             memory.ahead_used,
-            self._bank.bytes_read,
+            self.bank.bytes_read,
             memory.read_seconds,
+            *self._places.copied,
             memory.waited,
             *served,
         )

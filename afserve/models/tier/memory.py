@@ -14,7 +14,8 @@ from concurrent.futures import TimeoutError as Late
 from typing import NamedTuple
 
 from afserve.errors import AfserveError, CheckpointError
-from afserve.models.experts import ExpertBank
+from afserve.models.tier.device_places import DevicePlaces
+from afserve.models.tier.host_places import HostPlaces
 from afserve.models.tier.residency import Residency
 
 log = logging.getLogger("afserve.models")
@@ -33,9 +34,9 @@ class HeldSlots(NamedTuple):
 
 
 class ExpertMemory:
-    """Of `bank`, which has fewer places than slots. `close` ends its threads."""
+    """Of `bank`, with so many places in each layer. `close` ends its threads."""
 
-    def __init__(self, bank: ExpertBank, places: int, layers: int) -> None:
+    def __init__(self, bank: HostPlaces | DevicePlaces, places: int, layers: int) -> None:
         self.places = places
         self._bank = bank
         self._layers = [Residency(places) for _ in range(layers)]
