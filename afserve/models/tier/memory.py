@@ -137,11 +137,8 @@ class ExpertMemory:
         """Begin to read those that are missing, the first ones first, as far as nothing useful leaves for them."""
         residency, keep = self._layers[layer], frozenset(slots)
         with self._changed:
-            for slot in slots:
-                if slot in residency:
-                    continue
-                if sum(one in self._ahead for one in self._reads) >= MOST_AHEAD:
-                    return
+            most = max(0, MOST_AHEAD - sum(one in self._ahead for one in self._reads))
+            for slot in [slot for slot in slots if slot not in residency][:most]:
                 admitted = residency.admit(slot, keep, strictly=True)
                 if admitted is None:
                     return
