@@ -280,10 +280,6 @@ class EngineSettings:
         for name in ("kv_host", "expert_memory"):
             if getattr(self, name):
                 bytes_of(flag_of(name), getattr(self, name))
-        for name in ("step_graphs", "device_exchange"):
-            if getattr(self, name) and self.expert_memory:
-                told = f"of {flag_of('expert_memory')} a host has a part in every layer; leave out one"
-                raise ConfigError(f"{flag_of(name)}: {told}", param=name)
 
     def drafts(self) -> DraftChoice:
         """Raises ConfigError that names what cannot be read."""

@@ -28,7 +28,8 @@ def large():
 
 
 def chosen(memory, spec=NANO, device="cpu", here=HERE, **wishes):
-    engine = EngineSettings(expert_memory=memory, device=device)
+    flags = {name: wishes.pop(name, False) for name in ("step_graphs", "device_exchange")}
+    engine = EngineSettings(expert_memory=memory, device=device, **flags)
     gpus = Gpus(("H200",), (141 << 30,), (141 << 30,)) if device == "cuda" else None
     return choose(spec, SOURCE, here, Wishes(engine=engine, gpus=gpus, **wishes))
 
@@ -72,8 +73,11 @@ def test_experts_of_a_gpu_lie_in_the_host_where_it_has_room(gib, where, wishes):
 
 @pytest.mark.parametrize("name", ["step_graphs", "device_exchange"])
 def test_what_needs_no_host_in_a_layer_does_not_go_with_it(name):
-    with pytest.raises(ConfigError, match=r"^--\S+: of --expert-memory a host has a part in every layer"):
-        EngineSettings(expert_memory="4MiB", device="cuda", **{name: True})
+    with pytest.raises(
+        ConfigError, match=rf"^--{name.replace('_', '-')}: with --expert-memory a host has a part"
+    ):
+        chosen("4MiB", device="cuda", colocated=True, **{name: True})
+    assert chosen("1GiB", device="cuda", colocated=True, **{name: True})
 
 
 def test_a_model_that_does_not_fit_is_offered_memory_that_works():

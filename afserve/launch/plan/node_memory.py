@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from afserve.config import ModelSource
-from afserve.errors import DoesNotFitError
+from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.near_rows import check_near_rows
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
@@ -24,7 +24,8 @@ from afserve.launch.plan.footprint import (
 from afserve.launch.plan.kv_blocks import KvRoom
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
-from afserve.placement.expert_memory import places_within
+from afserve.placement.expert_memory import FLAG, places_within
+from afserve.settings import flag_of
 from afserve.spec import ModelSpec
 
 
@@ -76,6 +77,12 @@ def with_far_experts(
     if places is None:
         picked["expert memory"] = f"all {slots} experts of each layer fit"
         return weights
+    for name in ("step_graphs", "device_exchange"):
+        if getattr(wishes.engine, name):
+            told = (
+                f"with {FLAG} a host has a part in every layer; leave out one, or give memory for all experts"
+            )
+            raise ConfigError(f"{flag_of(name)}: {told}", param=name)
     far = replace(weights, far=slots * routed // spec.experts)
     taken, shares = _of_host(wishes, far, wishes.engine.kv_host_bytes), wishes.hosts or (nodes,)
     in_host = wishes.experts_on != "cpu" and all(left_by(host, share, taken) >= 0 for share in shares)
