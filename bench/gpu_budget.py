@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.gpu_runner import Row, Step, run_step
 from bench.origin import ROOT
+from bench.rows import table
 
 FILE = Path(__file__).with_name("gpu_budget.jsonl")
 KEPT = ("spill", "local_in_loops", "shared", "programs", "wide_loads", "matrix", "loop")
@@ -59,6 +60,34 @@ def write_budget(found: Iterable[Row], file: Path = FILE) -> None:
     """Rows that were found take the places of those of the same Triton, chip, case and kernel."""
     rows = budget(file) | {_key(row): _kept(row) for row in found if "error" not in row}
     file.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)), encoding="utf-8")
+
+
+def section() -> str:
+    """What the budget holds, for bench/RESULTS.md: kernels by Triton and chip, and each that spills."""
+    rows = list(budget().values())
+    lines = []
+    for triton, arch in sorted({(str(row["triton"]), int(_number(row, "arch"))) for row in rows}):
+        own = [row for row in rows if (row["triton"], row["arch"]) == (triton, arch)]
+        spilling = [row for row in own if row["spill"]]
+        told = [f"{row['case']} {row['kernel']} {row['spill']}" for row in spilling]
+        figures = len({str(row["case"]) for row in own}), len(own), "; ".join(told) or "none"
+        loops = sum(bool(row["local_in_loops"]) for row in own)
+        most = max(_number(row, "shared") for row in own)
+        lines.append([triton, f"sm_{arch}", *figures, loops, f"{most / 1024:g} of {SHARED >> 10}"])
+    head = [
+        "Triton",
+        "chip",
+        "launches",
+        "kernels",
+        "spilled, bytes of a thread",
+        "local loads in loops",
+        "shared KB",
+    ]
+    return (
+        "**Compiled, not run**: `python -m bench.gpu_first_run --compile-only --json`, with `--triton FOLDER` for "
+        "another Triton than the pinned one. Launches are those of the Triton backend at sizes of served models. One "
+        "that compiles to what an earlier one of its group did is not counted.\n\n"
+    ) + table(head, lines)
 
 
 def faults(row: Row, known: Mapping[Key, Row]) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import (
+    gpu_budget,
     gpu_expected,
     tables_agents,
     tables_cores,
@@ -265,7 +266,7 @@ GPU = (
 
 def results() -> str:
     parts = [f"## {title}\n\n{body}" for title, section in SECTIONS.items() if (body := section())]
-    return "\n\n".join([*parts, f"## GPUs\n\n{GPU}\n\n{gpu_expected.section()}"])
+    return "\n\n".join([*parts, f"## GPUs\n\n{GPU}\n\n{gpu_budget.section()}\n\n{gpu_expected.section()}"])
 
 
 def rendered(path: Path, body: str) -> str:

@@ -132,6 +132,6 @@ def choose_rows(q_TJI: Tensor, weight_TJ: Tensor, index_NBI: Tensor, batch: Page
         )  # fmt: skip
         _best_rows[(rows,)](
             score_TC, position, sequence_T, table, slot_TK, first, context, most, table.stride(0),
-            TOP=top, BLOCK=block_size, STEP=CHUNK, num_warps=8, **FUSED,
+            TOP=top, BLOCK=block_size, STEP=CHUNK, num_warps=16, **FUSED,
         )  # fmt: skip
     return slot_TK

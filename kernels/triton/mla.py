@@ -25,10 +25,10 @@ NO_TOKEN = tl.constexpr(1 << 30)  # end of a sequence that is not there
 @triton.jit
 def _step(
     q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block, cache_offset,
-    LAST: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr,
-    PRECISION: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, EIGHT: tl.constexpr,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, RANK: tl.constexpr,
+    ROPE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
-    """(values, largest, total) with KEYS more positions; LAST: with as many as there are."""
+    """(values, largest, total) with KEYS more positions, or as many as there are."""
     key = start + tl.arange(0, KEYS)
     c = tl.arange(0, RANK)[None, :]
     e = tl.arange(0, ROPE)[None, :]
@@ -44,22 +44,27 @@ def _step(
         row_at = tl.multiple_of(row_at, [EIGHT])
         of_latent, of_rope = scales_at(first + row_at + (rank + rope), exists)
     row_at = row_at[:, None]
-    if EVEN and not LAST:
-        latent = tl.load(first + row_at + c)
-        turned = tl.load(first + row_at + rank + e)
-    else:
-        latent = tl.load(first + row_at + c, mask=exists[:, None] & (c < rank), other=0.0)
-        turned = tl.load(first + row_at + rank + e, mask=exists[:, None] & (e < rope), other=0.0)
+    latent = tl.load(first + row_at + c, mask=exists[:, None] & (c < rank), other=0.0)
+    turned = tl.load(first + row_at + rank + e, mask=exists[:, None] & (e < rope), other=0.0)
     if EIGHT:
         keys, turned = as_numbers(latent, q.dtype), as_numbers(turned, q.dtype)
         score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION) * of_rope[None, :]
         score += tl.dot(q, tl.trans(keys), input_precision=PRECISION) * of_latent[None, :]
         score *= scale * LOG2E
+    elif q.shape[0] >= 64:
+        # Always so, which the compiler does not know. It gives every row of a product whose result it sees multiplied
+        # again to one warp, and eight warps would compute the scores of 64 rows twice. It does not see behind a branch.
+        if start < end:
+            of_rope = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
+            score = tl.dot(q, tl.trans(latent), input_precision=PRECISION)
+        else:
+            of_rope = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
+            score = of_rope
+        score = (score + of_rope) * (scale * LOG2E)
     else:
         score = tl.dot(q_rope, tl.trans(turned), input_precision=PRECISION)
         score = tl.dot(q, tl.trans(latent), score, input_precision=PRECISION) * (scale * LOG2E)
-    if LAST:
-        score = tl.where(exists[None, :], score, float("-inf"))
+    score = tl.where(exists[None, :], score, float("-inf"))
     higher = tl.maximum(largest, tl.max(score, axis=1))
     weight = tl.exp2(score - higher[:, None])
     old = tl.exp2(largest - higher)
@@ -70,14 +75,21 @@ def _step(
     return values, higher, total
 
 
+@triton.jit
+def _uniform(number):
+    """The same, which the assembler then knows to be one number for all lanes: what depends on it stays out of each
+    lane's registers."""
+    return tl.sum(tl.gather(tl.full((32,), number, tl.int32), tl.zeros((1,), tl.int32), 0), axis=0)
+
+
 @launched(do_not_specialize=["sequences", "table_row", "parts"])
 def _attend_latent(
     q_ptr, q_rope_ptr, cache_ptr, out_ptr, values_ptr, largest_ptr, sum_ptr, query_start_ptr, context_ptr, table_ptr,
     scale, sequences, heads, rank, rope, q_token, q_head, rope_token, rope_head, table_row, cache_block, cache_offset,
     parts,
     SEQUENCES: tl.constexpr, ONE_EACH: tl.constexpr, DIRECT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    WHOLE: tl.constexpr, EVEN: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr,
-    RANK: tl.constexpr, ROPE: tl.constexpr, EIGHT: tl.constexpr,
+    WHOLE: tl.constexpr, KEYS: tl.constexpr, SHORTEST: tl.constexpr, PRECISION: tl.constexpr, RANK: tl.constexpr,
+    ROPE: tl.constexpr, EIGHT: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     part = tl.program_id(2)
@@ -88,6 +100,8 @@ def _attend_latent(
         s = tl.arange(0, SEQUENCES)
         end_S = tl.load(query_start_ptr + s + 1, mask=s < sequences, other=NO_TOKEN)
         sequence = tl.sum((end_S <= token).to(tl.int32), axis=0)
+        if ROWS >= 64:
+            sequence = _uniform(sequence)
         visible = tl.load(context_ptr + sequence) - (tl.load(query_start_ptr + sequence + 1) - 1 - token)
     begin, end = part_span(visible, part, parts, SHORTEST, KEYS)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -102,19 +116,10 @@ def _attend_latent(
     largest = tl.full((ROWS,), LOWEST, dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)
     table_ptr += sequence.to(tl.int64) * table_row
-    apart: tl.constexpr = ROWS >= 64  # the last step, without whose masks the others need fewer registers
-    whole = end
-    if apart:
-        whole = begin + (end - begin) // KEYS * KEYS
-    for start in range(begin, whole, KEYS):
+    for start in range(begin, end, KEYS):
         values, largest, total = _step(
             q, q_rope, cache_ptr, table_ptr, start, end, values, largest, total, scale, rank, rope, cache_block,
-            cache_offset, not apart, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE, EIGHT,
-        )  # fmt: skip
-    if apart and whole < end:
-        values, largest, total = _step(
-            q, q_rope, cache_ptr, table_ptr, whole, end, values, largest, total, scale, rank, rope, cache_block,
-            cache_offset, True, BLOCK, WHOLE, EVEN, KEYS, PRECISION, RANK, ROPE, EIGHT,
+            cache_offset, BLOCK, WHOLE, KEYS, PRECISION, RANK, ROPE, EIGHT,
         )  # fmt: skip
     inside = used[:, None] & (c < rank)[None, :]
     row = token.to(tl.int64) * heads + head
@@ -167,7 +172,6 @@ def _attending(
         (scale, sequences, heads, rank, own_rope, *of_q, *of_rope, of_table, *of_cache, parts),
         SEQUENCES=1 if one_each else max(16, power_of_two(sequences)), DIRECT=parts == 1, BLOCK=block,
         ONE_EACH=one_each, ROWS=tile.queries, KEYS=tile.keys, WHOLE=block % tile.keys == 0,
-        EVEN=(width, rope) == (rank, own_rope), SHORTEST=tile.split,
-        PRECISION="ieee" if kinds[0] is torch.float32 else "tf32", EIGHT=kinds[1],
+        SHORTEST=tile.split, PRECISION="ieee" if kinds[0] is torch.float32 else "tf32", EIGHT=kinds[1],
         RANK=width, ROPE=rope, num_warps=tile.warps, num_stages=tile.stages, **FUSED,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Paged attention, GQA and absorbed MLA, against float64 softmax over each sequence's own keys."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -111,7 +113,12 @@ def test_gqa(device, close, name, dtype, heads, groups, size, v_size, window, si
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
     ("dtype", "heads", "rank", "rope", "parts"),
-    [(torch.bfloat16, 18, 16, 16, 1), (torch.float16, 3, 40, 8, 3), (torch.float32, 1, 16, 4, 2)],
+    [
+        (torch.bfloat16, 18, 16, 16, 1),
+        (torch.float16, 3, 40, 8, 3),
+        (torch.float32, 1, 16, 4, 2),
+        (torch.bfloat16, 66, 16, 16, 3),
+    ],
 )
 @pytest.mark.parametrize("block", [BLOCK, 32], ids=["steps over blocks", "steps inside blocks"])
 def test_mla(device, close, name, dtype, heads, rank, rope, parts, block):
@@ -121,7 +128,8 @@ def test_mla(device, close, name, dtype, heads, rank, rope, parts, block):
     cache = dirty(count, block, rank + rope, dtype=dtype)
     fill(cache, blocks, shape, 1)
     q = torch.randn(batch.tokens, heads, rank + rope).to(dtype)
-    out = attend_mla(*q.to(device).split((rank, rope), 2), cache.to(device), batch, 0.2, TILE, parts)
+    tile = TILE if heads < 64 else replace(TILE, queries=64)
+    out = attend_mla(*q.to(device).split((rank, rope), 2), cache.to(device), batch, 0.2, tile, parts)
     heads_cache = cache[:, None]  # one key/value head that all query heads share
     close(out, gqa_truth(q, heads_cache, heads_cache[..., :rank], shape, blocks, 0.2))
 
