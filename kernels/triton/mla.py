@@ -77,8 +77,7 @@ def _step(
 
 @triton.jit
 def _uniform(number):
-    """The same, which the assembler then knows to be one number for all lanes: what depends on it stays out of each
-    lane's registers."""
+    """The same, which the assembler then knows to be one for all lanes, so that it stays out of their registers."""
     return tl.sum(tl.gather(tl.full((32,), number, tl.int32), tl.zeros((1,), tl.int32), 0), axis=0)
 
 
@@ -106,8 +105,7 @@ def _attend_latent(
     begin, end = part_span(visible, part, parts, SHORTEST, KEYS)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     used = head < heads
-    c = tl.arange(0, RANK)
-    e = tl.arange(0, ROPE)
+    c, e = tl.arange(0, RANK), tl.arange(0, ROPE)
     q_at = q_ptr + token.to(tl.int64) * q_token + (head * q_head)[:, None]
     q = tl.load(q_at + c[None, :], mask=used[:, None] & (c < rank)[None, :], other=0.0)
     q_at = q_rope_ptr + token.to(tl.int64) * rope_token + (head * rope_head)[:, None]
@@ -145,14 +143,13 @@ def attend_mla(
     if not tokens:
         return out
     scratch = split_scratch(tokens, heads, parts, rank, q_TAC.device)
-    of_table = batch.block_table_SB.stride(0)
-    strides = q_TAC.stride()[:2], q_rope_TAE.stride()[:2], of_table, cache_NBC.stride()[:2]
+    table_SB = batch.block_table_SB
+    strides = q_TAC.stride()[:2], q_rope_TAE.stride()[:2], table_SB.stride(0), cache_NBC.stride()[:2]
     attend = _attending(
         shape, q_rope_TAE.shape[2], cache_NBC.shape[1], (q_TAC.dtype, begins_at(cache_NBC)), batch.sequences,
         batch.max_query == 1, scale, tile, parts, strides,
     )  # fmt: skip
-    batched = batch.query_start_S1, batch.context_S, batch.block_table_SB
-    attend(q_TAC, q_rope_TAE, cache_NBC, out, *scratch, *batched)
+    attend(q_TAC, q_rope_TAE, cache_NBC, out, *scratch, batch.query_start_S1, batch.context_S, table_SB)
     join_parts(scratch, None, None, out)
     return out
 
@@ -163,8 +160,7 @@ def _attending(
     single: bool, scale: float, tile: AttentionTile, parts: int,
     strides: tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]],
 ) -> PreparedLaunch:  # fmt: skip
-    tokens, heads, rank = shape
-    of_q, of_rope, of_table, of_cache = strides
+    (tokens, heads, rank), (of_q, of_rope, of_table, of_cache) = shape, strides
     width, rope = (max(16, power_of_two(size)) for size in (rank, own_rope))
     one_each = single and tokens == sequences
     return PreparedLaunch(
