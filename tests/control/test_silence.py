@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from afserve.control.membership.events import Dismiss, Said, Ticked, Waited
 from afserve.control.membership.recovery import OnLoss, Rules
 from afserve.control.membership.silence import HostLoad, SilenceRules, SilenceSigns, patience, stretch
-from afserve.control.wire.values import Heartbeat, Stuck, Unheard
+from afserve.control.wire.values import Endpoint, Heartbeat, Ready, Stuck, Unheard
 from afserve.engine.stats import AttentionStats, ExpertStats
 from afserve.member import Role, attention_life, attention_node, expert_life, expert_node
+from tests.control.test_membership import join, run_of, say
 from tests.control.test_scaling import served
 
 RULES, QUIET = SilenceRules(), HostLoad()
@@ -135,6 +136,18 @@ def test_on_a_host_that_starves_it_comes_back_to_what_it_had(node, load):
         cluster.run(1.0, load=load)
     assert cluster.membership.members.last_at(node).id == before
     assert cluster.run(120.0, silent=[node], load=load) == [node], "there is an end to it"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_who_is_not_ready_yet_is_not_slow(ready):
+    """It may be compiling kernels."""
+    membership = run_of(1, 2, on_loss=OnLoss.RECOVER)
+    members = {node: join(membership, node) for node in membership.deployment.nodes}
+    for node in members if ready else set(members) - {B}:
+        where = Endpoint("a" if node.role is Role.EXPERT else "", {})
+        say(membership, members[node], where, Ready(1))
+    effects = membership.on(Said(members[A], Stuck(expert_life(0, 0), 3600.0)), 1.0)
+    assert any(isinstance(effect, Dismiss) for effect in effects) is ready
 
 
 def test_the_last_of_its_role_is_waited_for_longer():
