@@ -1,8 +1,9 @@
 """The compile budget: what each kernel may take of the chip, by Triton version, chip and case (`gpu_budget.jsonl`).
 
 A kernel without a row keeps the general rules: no spilled register, no local load inside a loop, shared memory of at
-most 227 KB. A row states what is allowed beyond them and what has to be reached: programs of a multiprocessor, the
-share of 128-bit loads, matrix instructions, instructions of a loop. It knows no times: nothing here ran.
+most 227 KB. A row states what is allowed beyond them and what has to be reached: registers of a thread, programs of a
+multiprocessor, the share of 128-bit loads, matrix instructions, instructions of a loop. It knows no times: nothing here
+ran.
 """
 
 import json
@@ -16,7 +17,7 @@ from bench.origin import ROOT
 from bench.rows import table
 
 FILE = Path(__file__).with_name("gpu_budget.jsonl")
-KEPT = ("spill", "local_in_loops", "shared", "programs", "wide_loads", "matrix", "loop")
+KEPT = ("registers", "spill", "local_in_loops", "shared", "programs", "wide_loads", "matrix", "loop")
 SHARED = 227 << 10
 LONGER = 1.1  # times the instructions that a loop had
 SECONDS = 1800.0
@@ -97,7 +98,8 @@ def faults(row: Row, known: Mapping[Key, Row]) -> list[str]:
         return [f"{where}: {row['error']}"]
     where += f" {row['kernel']}"
     held = known.get(_key(row), {"spill": 0, "local_in_loops": 0})
-    most = [(name, _number(held, name)) for name in ("spill", "local_in_loops")] + [("shared", float(SHARED))]
+    most = [(name, _number(held, name)) for name in ("registers", "spill", "local_in_loops") if name in held]
+    most.append(("shared", float(SHARED)))
     least = [(name, _number(held, name)) for name in ("programs", "wide_loads") if name in held]
     if "loop" in held:
         most.append(("loop", LONGER * _number(held, "loop")))

@@ -17,8 +17,8 @@ from bench.gpu_runner import Step, run_steps
 
 ROW = "import json; print(json.dumps({'a': 1}), flush=True)"
 KERNEL = {
-    "triton": "3.9.0", "arch": 90, "case": "mla", "kernel": "_attend", "spill": 0, "local_in_loops": 0, "shared": 1000,
-    "programs": 2, "wide_loads": 0.5, "matrix": ["HGMMA"], "loop": 100,
+    "triton": "3.9.0", "arch": 90, "case": "mla", "kernel": "_attend", "registers": 255, "spill": 0,
+    "local_in_loops": 0, "shared": 1000, "programs": 2, "wide_loads": 0.5, "matrix": ["HGMMA"], "loop": 100,
 }  # fmt: skip
 
 
@@ -124,6 +124,7 @@ def test_a_kernel_beyond_its_budget_is_named(tmp_path):
     assert faults(KERNEL, known) == []
     worse = {
         **KERNEL,
+        "registers": 256,
         "spill": 16,
         "local_in_loops": 2,
         "programs": 1,
@@ -131,7 +132,7 @@ def test_a_kernel_beyond_its_budget_is_named(tmp_path):
         "matrix": [],
         "loop": 200,
     }
-    assert len(faults(worse, known)) == 6
+    assert len(faults(worse, known)) == 7
     assert faults({**KERNEL, "shared": 228 << 10}, known)
     assert len(faults({**worse, "triton": "3.6.0"}, known)) == 2, (
         "without a row: no spill, no local load in a loop"

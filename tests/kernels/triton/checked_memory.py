@@ -2,7 +2,8 @@
 
 `fenced` is what a launch was given: the extents of its tensors, and of those in tuples. An access of a lane that is not
 masked has to lie in one of them as a whole, as compute-sanitizer's memcheck wants it on a GPU, and here in the tensor
-itself, not only in its allocation. Kernels whose addresses come as numbers (`symm.py`, `symm_exchange.py`) are not
+itself, not only in its allocation. What a kernel says of addresses (`tl.multiple_of`) has to be so: the compiler makes
+wide loads of it. Kernels whose addresses come as numbers (`symm.py`, `symm_exchange.py`) are not
 fenced. Memory of `torch.empty` has NaN or the largest number in it (`torch.utils.deterministic`), so that a result in
 which something counts that nobody wrote is none.
 """
@@ -56,6 +57,15 @@ class Fence:
                 f"the nearest end ({int((~inside_A).sum())} addresses)"
             )
 
+    def check_claim(self, said_of: NDArray[Any], multiple: int) -> None:
+        """Of numbers that rise by one it is said of the first."""
+        if self._spans_N2 is None:
+            return
+        begins_A = np.append(True, np.diff(said_of) != 1)
+        wrong_A = said_of[begins_A & (said_of % multiple != 0)]
+        if wrong_A.size:
+            raise ValueError(f"{self.name} says that {int(wrong_A[0])} is a multiple of {multiple}")
+
 
 def extent(x: torch.Tensor) -> int:
     """Bytes from its first element to the end of its last."""
@@ -93,6 +103,14 @@ def fence_kernels() -> Fence:
 
         return access
 
+    set_attr = interpreter.TensorHandle.set_attr
+
+    def claim(self: Any, key: str, values: list[int]) -> None:
+        if key == "tt.divisibility":
+            fence.check_claim(self.data, *values)
+        set_attr(self, key, values)
+
+    interpreter.TensorHandle.set_attr = claim
     interpreter.GridExecutor.__call__ = launch
     builder.create_masked_load = checked("reads", 1, builder.create_masked_load)
     builder.create_masked_store = checked("writes", 2, builder.create_masked_store)

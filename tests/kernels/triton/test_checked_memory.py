@@ -47,6 +47,20 @@ def test_a_write_and_an_atomic_beyond_are_found():
         add_one[(1,)](torch.zeros(4, dtype=torch.int32)[:2], 2)
 
 
+@triton.jit
+def copy_rows(x_ptr, y_ptr, stride, ROWS: tl.constexpr, SAID: tl.constexpr):
+    row = tl.multiple_of(tl.arange(0, ROWS) * stride, [SAID])
+    tl.store(y_ptr + tl.arange(0, ROWS), tl.load(x_ptr + row))
+
+
+def test_addresses_that_are_no_such_multiples_are_found():
+    x, y = torch.arange(64.0), torch.zeros(4)
+    copy_rows[(1,)](x, y, 8, ROWS=4, SAID=8)
+    assert y.tolist() == [0.0, 8.0, 16.0, 24.0]
+    with pytest.raises(Exception, match="copy_rows says that 12 is a multiple of 8"):
+        copy_rows[(1,)](x, y, 12, ROWS=4, SAID=8)
+
+
 def test_an_extent_is_that_of_a_view():
     assert extent(torch.zeros(4, 8)[1:3, 2:4]) == (8 + 2) * 4
     assert extent(torch.zeros(3, dtype=torch.bfloat16)) == 6
