@@ -20,6 +20,8 @@ from afserve.engine.step.meter import Meter
 from afserve.engine.step.step_input import StepInput
 from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel
+from afserve.models.tables.bank import TabledBank
+from afserve.models.tier.bank import TieredBank
 
 _PROMPT = 128  # tokens of a prompt: more take the same kernels
 _PIECE = 2  # tokens of one too short for a prompt's kernels
@@ -67,7 +69,11 @@ def run_once(model: AttentionModel, kv: KvCache, config: EngineConfig, step: Ste
 def warm_experts(bank: Bank, layers: int, like_TH: Tensor, top_k: int, slots: int, most_rows: int) -> int:
     """All classes of tiles that up to `most_rows` rows take, in each layer, as layers may keep weights each in its own
     way. `like_TH` has the rows' width, dtype and device. Gives how many calls."""
-    calls = 0
+    calls, tiered = 0, bank.inner if isinstance(bank, TabledBank) else bank
+    if isinstance(tiered, TieredBank):  # its kernels alone: a call of all slots would bring all of them
+        bank, slots = tiered.bank, tiered.places
+        if top_k > 1:  # passes are of choices
+            calls = warm_experts(bank, layers, like_TH, 1, slots, most_rows * top_k)
     with torch.inference_mode():
         for rows in _sizes(most_rows):
             x_RH = like_TH.new_zeros((rows, like_TH.shape[1]))

@@ -14,6 +14,7 @@ import torch
 
 from afserve.config import ModelSource
 from afserve.engine.scheduling.request import GenerationRequest, SamplingParams
+from afserve.engine.warm import warm_experts
 from afserve.families.table import load_spec
 from afserve.kernels.ops import open_ops
 from afserve.placement.placement import FREE, LayerPlacement, Placement
@@ -239,6 +240,11 @@ def test_with_memory_for_some_experts_a_call_waits_for_its_choices_alone(
         watch.waits.clear()
         watch.pageable.clear()
         run_steps(cluster, 4)
+        told = bank.stats()
+        warm_experts(
+            bank, spec.moe_layers, torch.empty(0, spec.hidden, device=DEVICE), spec.top_k, spec.experts, 20
+        )
+        assert bank.stats() == told, "nothing is brought for it"
         assert watch.waits == {"event at staging.py": node.stats().calls - calls} and not watch.pageable
         watch.waits.clear()
         held = bank._memory.hold(0, [places])

@@ -38,8 +38,6 @@ from afserve.kernels.devices.opened import device_of
 from afserve.kernels.ops import Ops, open_ops
 from afserve.member import MODEL_ROLES, Role
 from afserve.models.identity import Identity
-from afserve.models.tables.bank import TabledBank
-from afserve.models.tier.bank import TieredBank
 from afserve.placement.placement import Placement
 from afserve.spec import ModelSpec
 from afserve.tracing.trace import Trace
@@ -269,12 +267,7 @@ def _warm_experts(
 ) -> None:
     """Before the node says that it is ready."""
     like_TH = torch.empty((0, spec.expert_width), dtype=dtype_of(deployment.source, spec), device=ops.device)
-    layers, choices = spec.moe_layers, spec.moe.top_k
-    tiered = bank.inner if isinstance(bank, TabledBank) else bank
-    if isinstance(tiered, TieredBank):  # kernels alone: a call of all slots would bring them all
-        bank, slots = tiered.bank, tiered.places
-        warm_experts(bank, layers, like_TH, 1, slots, most_rows * choices)  # in passes
-    warm_experts(bank, layers, like_TH, choices, slots, most_rows)
+    warm_experts(bank, spec.moe_layers, like_TH, spec.moe.top_k, slots, most_rows)
 
 
 def _trace(assigned: Assigned) -> Trace | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from afserve.config import ModelSource
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.near_rows import check_near_rows
+from afserve.kernels.devices import scratch
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
 from afserve.launch.plan.footprint import (
@@ -77,6 +78,11 @@ def with_far_experts(
     if places is None:
         picked["expert memory"] = f"all {slots} experts of each layer fit"
         return weights
+    on_gpu = wishes.experts_on != "cpu"
+    if on_gpu and nodes.experts:
+        weights = replace(weights, expert=weights.expert + scratch.PASSES)
+    elif on_gpu:
+        weights = replace(weights, attention=weights.attention + scratch.PASSES)
     for name in ("step_graphs", "device_exchange"):
         if getattr(wishes.engine, name):
             told = (
@@ -85,7 +91,7 @@ def with_far_experts(
             raise ConfigError(f"{flag_of(name)}: {told}", param=name)
     far = replace(weights, far=slots * routed // spec.experts)
     taken, shares = _of_host(wishes, far, wishes.engine.kv_host_bytes), wishes.hosts or (nodes,)
-    in_host = wishes.experts_on != "cpu" and all(left_by(host, share, taken) >= 0 for share in shares)
+    in_host = on_gpu and all(left_by(host, share, taken) >= 0 for share in shares)
     others = (
         f"all lie in {gib(far.far)} of the host" if in_host else "the others are read when they are needed"
     )

@@ -79,7 +79,7 @@ class TieredBank(Bank):
     ) -> None:
         """As `ExpertBank.forward`."""
         slot_RK, *guessed = self._places.on_host(slot_RK, *self._ahead.choose(layer, x_RH))
-        named = [slot for slot in slot_RK.unique().tolist() if slot >= 0]
+        named = _named(slot_RK)
         for slot in named:
             self._hot[layer].use(slot)
         if len(named) <= self._memory.places:
@@ -88,9 +88,8 @@ class TieredBank(Bank):
             self._look_ahead(layer, self._ahead.order(guessed))
             self._compute(reading, x_RH, slot_RK, weight_RK, out_RH, add)
             return
-        call = self._places.in_passes(x_RH, slot_RK, weight_RK, out_RH, add)
-        self._pass_through(layer, named, *call)
-        self._places.join_passes(call, out_RH, add)
+        for call in self._places.in_passes(x_RH, slot_RK, weight_RK, out_RH, add):
+            self._pass_through(layer, _named(call.slot_RK), *call)
 
     def _look_ahead(self, layer: int, experts: list[int]) -> None:
         """Reads for the next layer are behind those for this one, and go on while this one computes."""
@@ -154,3 +153,8 @@ class TieredBank(Bank):
 
     def close(self) -> None:
         self._memory.close()
+
+
+def _named(slot_RK: Tensor) -> list[int]:
+    """The lowest first."""
+    return [slot for slot in slot_RK.unique().tolist() if slot >= 0]

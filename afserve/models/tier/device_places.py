@@ -7,12 +7,13 @@ H hidden, N = R K.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from afserve.comm.m2n.staging import DeviceStage
+from afserve.kernels.devices import scratch
 from afserve.kernels.devices.device import Device, Event, Queue
 from afserve.models.experts import ExpertBank
 from afserve.models.tier.host_copies import HostCopies
@@ -85,22 +86,30 @@ class DevicePlaces:
         else:
             queue.follow_event(come)
 
-    def in_passes(self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool) -> Call:
-        """Every choice is a row of its own, whose sum is its part."""
+    def in_passes(
+        self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
+    ) -> Iterator[Call]:
+        """Some rows at a time, as memory allows. Every choice is a row of its own, whose sum is its part. Parts
+        are added as kernels do, when all have been made."""
         choices = slot_RK.shape[1]
-        x_NH = x_RH.repeat_interleave(choices, 0)
-        part_NH = x_RH.new_zeros(x_NH.shape, dtype=self.bank.dtype)
-        return Call(x_NH, slot_RK.reshape(-1, 1), weight_RK.reshape(-1, 1), part_NH)
-
-    def join_passes(self, call: Call, out_RH: Tensor, add: bool) -> None:
-        """All have been made: parts are added as kernels do."""
-        sum_RH = torch.zeros(out_RH.shape, dtype=torch.float32, device=out_RH.device)
-        if add:
-            sum_RH += out_RH
-        for part_RH in call.sum_RH.unflatten(0, (len(out_RH), -1)).unbind(1):
-            sum_RH += part_RH
-        out_RH.copy_(sum_RH)
+        size = choices * x_RH.shape[1] * (x_RH.itemsize + self.bank.dtype.itemsize)
+        step = max(1, scratch.PASSES // size)
+        for first in range(0, len(x_RH), step):
+            rows = slice(first, first + step)
+            x_NH = x_RH[rows].repeat_interleave(choices, 0)
+            part_NH = x_RH.new_zeros(x_NH.shape, dtype=self.bank.dtype)
+            yield Call(x_NH, slot_RK[rows].reshape(-1, 1), weight_RK[rows].reshape(-1, 1), part_NH)
+            _add_parts(part_NH, out_RH[rows], add)
 
     @property
     def copied(self) -> Copied:
         return Copied() if self._copies is None else self._copies.copied
+
+
+def _add_parts(part_NH: Tensor, out_RH: Tensor, add: bool) -> None:
+    sum_RH = torch.zeros(out_RH.shape, dtype=torch.float32, device=out_RH.device)
+    if add:
+        sum_RH += out_RH
+    for part_RH in part_NH.unflatten(0, (len(out_RH), -1)).unbind(1):
+        sum_RH += part_RH
+    out_RH.copy_(sum_RH)

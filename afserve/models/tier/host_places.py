@@ -3,7 +3,7 @@
 What `TieredBank` and `ExpertMemory` ask is what `device_places.py` has, too. Shapes: R rows, K top-k, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from afserve.models.experts import ExpertBank
 
 
 class Call(NamedTuple):
-    """Rows, slots, weights and float32 sums of a call that is made in several passes, each of which adds its own."""
+    """Rows, slots, weights and sums of a call that is made in several passes, each of which adds its own."""
 
     x_RH: Tensor
     slot_RK: Tensor
@@ -53,11 +53,11 @@ class HostPlaces:
         """As `ExpertBank.forward`, of slots that are filled and lie on the host."""
         self.bank.forward(layer, x_RH, slot_RK, weight_RK, out_RH, add)
 
-    def in_passes(self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool) -> Call:
-        """Kernels add parts by slot, and so do passes, the lower slots first."""
+    def in_passes(
+        self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
+    ) -> Iterator[Call]:
+        """Calls whose passes are made before the next one is asked for. Kernels add parts by slot, and so do passes,
+        the lower slots first."""
         sum_RH = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32)
-        return Call(x_RH, slot_RK, weight_RK, sum_RH)
-
-    def join_passes(self, call: Call, out_RH: Tensor, add: bool) -> None:
-        """All have been made."""
-        out_RH.copy_(call.sum_RH)
+        yield Call(x_RH, slot_RK, weight_RK, sum_RH)
+        out_RH.copy_(sum_RH)

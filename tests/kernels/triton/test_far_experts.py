@@ -84,8 +84,9 @@ def drawn(spec, rows, dtype, draw):
 @pytest.mark.parametrize("in_host", [True, False])
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("kept", ["float32", "int4", "fp8"])
-def test_sums_have_the_same_bits(kept, rows, in_host, tiny_checkpoint, fp8_folder, device):
-    """In one pass or several, by two queues in turns, and added to other sums."""
+def test_sums_have_the_same_bits(kept, rows, in_host, tiny_checkpoint, fp8_folder, device, monkeypatch):
+    """In one pass or several, some rows at a time, by two queues in turns, and added to other sums."""
+    monkeypatch.setattr("afserve.kernels.devices.scratch.PASSES", 1 << 11)
     ops = Ops(TritonBackend(device, multiprocessors=2), device, 1)
     folder = fp8_folder if kept == "fp8" else tiny_checkpoint("qwen3")
     source = ModelSource(str(folder), "q", dtype="auto" if kept in ("fp8", "float32") else "bfloat16")
