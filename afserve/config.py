@@ -192,7 +192,7 @@ class EngineSettings:
     step_graphs: bool = setting(
         False,
         "On GPUs: what a decode step launches is recorded for each size and launched as one CUDA graph; with expert "
-        "nodes it takes --device-exchange. It has not run on a GPU yet.",
+        "nodes, whose steps are recorded too, it takes --device-exchange. It has not run on a GPU yet.",
     )
     tensor_parallel: int = _count(
         1, "Devices of each attention node: its heads, KV and FFNs are split over them.", Range(1, 8), "N"

@@ -13,6 +13,7 @@ from afserve.comm.m2n.port import ExpertPort
 from afserve.comm.m2n.rows import fused_on
 from afserve.comm.transport import Box, Layout, SharingRegions, Transport
 from afserve.errors import ConfigError
+from afserve.kernels.devices.device import Device
 
 if TYPE_CHECKING:
     from afserve.comm.device_exchange.ends import Patience
@@ -31,14 +32,18 @@ def open_link(transport: Transport, **how: Any) -> ExpertLink:
 
 
 def open_port(
-    transport: Transport, bank: Bank, device: torch.device, inside: Inside | None = None
+    transport: Transport,
+    bank: Bank,
+    device: torch.device,
+    inside: Inside | None = None,
+    recorder: Device | None = None,
 ) -> ExpertPort:
-    """Raises as `open_link`. `inside`: see `SteppingPort`."""
+    """Raises as `open_link`. `inside`, `recorder`: see `SteppingPort`."""
     if not transport.layout.exchange:
         return ExpertPort(transport, device=device)
     from afserve.comm.device_exchange.served import SteppingPort
 
-    return SteppingPort(transport, _regions(transport), bank, _patience(transport.device), inside)
+    return SteppingPort(transport, _regions(transport), bank, _patience(transport.device), inside, recorder)
 
 
 def warm_exchange(layout: Layout, nodes: int, device: torch.device, dtype: torch.dtype) -> None:

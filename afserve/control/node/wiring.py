@@ -246,7 +246,8 @@ def build_expert(
     filler = Filler(bank, inside=partial(alone_on, place))
     filler.start()
     trace = _trace(assigned)
-    port = open_port(transport, bank, ops.device, queue_per_box(place))
+    recorder = place if deployment.engine.step_graphs and place.records else None
+    port = open_port(transport, bank, ops.device, queue_per_box(place), recorder)
     node = ExpertNode(
         port,
         bank,

@@ -24,12 +24,12 @@ def layout_of(source, config, plan):
     return layout_for(source, spec_of(source), config, plan.slots_per_node())
 
 
-def expert_node(source, config, plan, index, attention, layout=None):
+def expert_node(source, config, plan, index, attention, layout=None, recorder=None):
     """And its address."""
     layout = layout or layout_of(source, config, plan)
     end, address = dist.listen(ListenSpec(index, attention, layout), way(index))
     bank = build_expert_bank(source, plan.held(index), layout.slots, ops=open_ops("cpu", 1))
-    port = open_port(end, bank, CPU)
+    port = open_port(end, bank, CPU, recorder=recorder)
     return ExpertNode(port, bank, epoch=plan.epoch, longest_hold=0.0), address
 
 

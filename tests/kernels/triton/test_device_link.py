@@ -18,8 +18,10 @@ from afserve.errors import ConfigError
 from afserve.placement.placement import Placement
 from tests.comm.begun import FORKED, import_also
 from tests.engine.driving import collect, config, drive, prompts, requests
-from tests.families.tiny import build
+from tests.engine.recording_device import RecordingDevice
+from tests.families.tiny import ALL, build
 from tests.kernels.triton.exchange_nodes import (
+    CPU,
     attention_node,
     exchanging,
     expert_node,
@@ -73,9 +75,11 @@ def twice(source):
 class Cluster:
     """In this process."""
 
-    def __init__(self, source, plan, attention=1, made=settings, **how):
+    def __init__(self, source, plan, attention=1, made=settings, recorder=None, **how):
         self.source, self.plan, self.config, self.attention = source, plan, made(), attention
-        found = [expert_node(source, self.config, plan, f, attention) for f in range(plan.nodes)]
+        found = [
+            expert_node(source, self.config, plan, f, attention, recorder=recorder) for f in range(plan.nodes)
+        ]
         self.experts = [node for node, _ in found]
         addresses = [address for _, address in found]
         pairs = [attention_node(source, self.config, plan, a, addresses, **how) for a in range(attention)]
@@ -132,6 +136,21 @@ def test_a_prepared_step_goes_over_the_same_exchange(cluster, source, alone):
     assert nodes.run() == alone
     assert link.exchanged_steps == len(ways) > 3 and not link.failed_steps
     assert ways[0] is not None and all(way is ways[0] for way in ways)
+
+
+@pytest.mark.parametrize("refuses", ["", "a kernel that waits for the host"])
+def test_an_expert_nodes_steps_are_recorded_and_launched_as_one(cluster, tmp_path, monkeypatch, refuses):
+    """A model with experts in one layer: in host memory nobody may launch a layer before its rows are there."""
+    family, fields = ALL["dots1"]
+    monkeypatch.setitem(ALL, "dots1-one", (family, fields | {"first_k_dense_replace": 2}))
+    source, device = ModelSource(str(build("dots1-one", tmp_path)), "dots1-one"), RecordingDevice(CPU, refuses)
+    nodes = cluster(contiguous(source, 2), source=source, recorder=device)
+    assert nodes.run() == collect(drive(colocated(source, config(**SMALL)), WANTED))
+    (link,) = nodes.links
+    assert link.exchanged_steps > 3 and not link.failed_steps
+    assert [node._port.exchanged for node in nodes.experts] == [link.exchanged_steps] * 2
+    recorded = 0 if refuses else 2
+    assert (device.recorded, device.replayed) == (recorded, recorded * (link.exchanged_steps - 1))
 
 
 @pytest.mark.long
