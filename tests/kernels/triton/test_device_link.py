@@ -143,7 +143,10 @@ def test_an_expert_nodes_steps_are_recorded_and_launched_as_one(cluster, tmp_pat
     """A model with experts in one layer: in host memory nobody may launch a layer before its rows are there."""
     family, fields = ALL["dots1"]
     monkeypatch.setitem(ALL, "dots1-one", (family, fields | {"first_k_dense_replace": 2}))
-    source, device = ModelSource(str(build("dots1-one", tmp_path)), "dots1-one"), RecordingDevice(CPU, refuses)
+    source, device = (
+        ModelSource(str(build("dots1-one", tmp_path)), "dots1-one"),
+        RecordingDevice(CPU, refuses),
+    )
     nodes = cluster(contiguous(source, 2), source=source, recorder=device)
     assert nodes.run() == collect(drive(colocated(source, config(**SMALL)), WANTED))
     (link,) = nodes.links
