@@ -354,12 +354,15 @@ class Predictor:
         expert: int,
     ) -> int: ...
 
+class Embedding:
+    def __init__(self, data: int, rows: int, size: int, type: int) -> None: ...
+    def read(self, engine: Engine, dtype: int, token: int, count: int, out: int) -> None: ...
+
 class Decoder:
     def __init__(
         self,
         layers: Stack,
-        embed: int,
-        vocabulary: int,
+        embed: Embedding,
         last_norm: int,
         last_bias: int,
         centred: bool,

@@ -37,7 +37,8 @@ class Native(NativeProducts):
 
     def __init__(self, threads: int, isa: str = "") -> None:
         super().__init__(threads, isa)
-        self.ggml, self.steps, self.near_rows = NativeGgml(), NativeRowSteps(self._engine), NativeNearRows
+        self.ggml, self.steps = NativeGgml(self._engine), NativeRowSteps(self._engine)
+        self.near_rows = NativeNearRows
         self._rules: dict[RouterRule, _native.Rule] = {}
 
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:

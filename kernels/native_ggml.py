@@ -15,6 +15,9 @@ from afserve.kernels.packed import Biases, ExpertShape, PackedExperts, PackedLin
 class NativeGgml:
     """As `GgmlPacking`. The library keeps a copy, so that the rows may be dropped."""
 
+    def __init__(self, engine: _native.Engine) -> None:
+        self._engine = engine
+
     def holds(self, dtype: torch.dtype) -> bool:
         return dtype in CODES
 
@@ -60,6 +63,19 @@ class NativeGgml:
         held = gate_up.bytes_RB.contiguous(), down.bytes_RB.contiguous()
         experts.handle.pack_ggml(slot, held[0].data_ptr(), held[1].data_ptr())
         set_biases(experts.handle, slot, checked)
+
+    def rows_of(self, table: GgmlRows, token_T: Tensor, dtype: torch.dtype) -> Tensor:
+        made_TH = torch.empty(len(token_T), table.inputs, dtype=dtype)
+        token = plain(token_T, torch.int64).data_ptr()
+        embedding_of(table).read(self._engine, CODES[dtype], token, len(token_T), made_TH.data_ptr())
+        return made_TH
+
+
+def embedding_of(table: Tensor | GgmlRows) -> _native.Embedding:
+    """It reads the table's memory."""
+    if isinstance(table, Tensor):
+        return _native.Embedding(table.data_ptr(), len(table), table.shape[1], -1)
+    return _native.Embedding(table.bytes_RB.data_ptr(), len(table), table.inputs, table.number)
 
 
 def _expect(experts: PackedExperts, name: str, rows: GgmlRows, shape: tuple[int, int], which: int) -> None:

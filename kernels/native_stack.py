@@ -12,6 +12,7 @@ from torch import Tensor
 from afserve.kernels import _native, native_half
 from afserve.kernels.checks import expect_shape
 from afserve.kernels.indexer import chosen_batch
+from afserve.kernels.native_ggml import embedding_of
 from afserve.kernels.native_products import address, plain
 from afserve.kernels.native_steps import ffn_steps, fits, linear_of
 from afserve.kernels.paged import PagedBatch
@@ -148,11 +149,11 @@ class NativeStack(Stack):
 
     def open_decoder(self, parts: DecoderParts) -> StepDecoder | None:
         head, embed_VH, norm_H = linear_of(parts.head, self._dtype), parts.embed_VH, parts.last_norm_H
-        alike = all(fits(one, self._dtype) for one in (embed_VH, norm_H, parts.last_bias_H))
+        numbers = (norm_H, parts.last_bias_H, embed_VH if isinstance(embed_VH, Tensor) else None)
+        alike = all(fits(one, self._dtype) for one in numbers)
         if head is None or not alike or len(embed_VH) != parts.head.outputs:
             return None
-        norms = norm_H.data_ptr(), address(parts.last_bias_H), parts.centred
-        ends = embed_VH.data_ptr(), len(embed_VH), *norms
+        ends = embedding_of(embed_VH), norm_H.data_ptr(), address(parts.last_bias_H), parts.centred
         scales = parts.embedding_scale, parts.logit_scale, parts.logit_cap or 0.0
         made = _native.Decoder(self._stack, *ends, parts.eps, scales, self._rows, head)
         return NativeDecoder(self._engine, self, made, parts, (self._moe_layers, self._top_k))

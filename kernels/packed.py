@@ -195,3 +195,6 @@ class GgmlPacking(Protocol):
         biases: Biases | None = None,
     ) -> None:
         """As of `Ops`. Raises ValueError for another type or shape than the slots have."""
+
+    def rows_of(self, table: GgmlRows, token_T: Tensor, dtype: torch.dtype) -> Tensor:
+        """De-quantised rows of an embedding, T x H. Raises IndexError for a token that has none."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, NewType
 
 from torch import Tensor
 
+from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.latent import BoundMla
 from afserve.kernels.layer import BoundGqa, BoundStates
 from afserve.kernels.packed import Gating, PackedExperts, PackedLinear
@@ -98,7 +99,7 @@ class PredictorParts:
 class DecoderParts:
     """What is in front of a model's layers and behind them, where tokens are the likeliest ones."""
 
-    embed_VH: Tensor
+    embed_VH: Tensor | GgmlRows
     last_norm_H: Tensor
     last_bias_H: Tensor | None
     centred: bool

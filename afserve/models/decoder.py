@@ -266,7 +266,7 @@ class AttentionModel:
     def step_decoder(self, stack: Stack) -> StepDecoder | None:
         """Greedy steps in one call, by a `stack` of all layers; None where the kernels have no such."""
         around, embed_VH = self.spec.around, self._embed_VH
-        if self._head is None or self._table is not None or not isinstance(embed_VH, Tensor):
+        if self._head is None or self._table is not None:
             return None
         scales = around.embedding_scale, around.logit_scale, around.logit_cap
         norm = self._norm, self._norm_bias, around.centred
@@ -295,7 +295,7 @@ class AttentionModel:
 
     def words(self, token_T: Tensor) -> Tensor:
         """Fresh rows of the embedding alone, as the checkpoint has them."""
-        return embedded(self._embed_VH, token_T, self.dtype)
+        return embedded(self._embed_VH, token_T, self.dtype, self.ops)
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """Float32 logits of the rows given, (R, V)."""

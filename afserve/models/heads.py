@@ -15,7 +15,6 @@ from afserve.errors import CheckpointError, ConfigError
 from afserve.families.pattern.naming import Naming
 from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.ops import Ops
-from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense, End
 from afserve.models.weights import TensorSource
 from afserve.spec import ModelSpec
@@ -84,11 +83,12 @@ class TableMaps:
         return x_TH.div_(self._parts)
 
 
-def embedded(table_VH: End, token_T: Tensor, dtype: torch.dtype) -> Tensor:
+def embedded(table_VH: End, token_T: Tensor, dtype: torch.dtype, ops: Ops) -> Tensor:
     """Fresh rows (T, H)."""
     if isinstance(table_VH, Tensor):
         return torch.index_select(table_VH, 0, token_T)
-    return dequantised(table_VH[token_T], dtype)
+    assert ops.ggml is not None, "numbers were read where nothing multiplies ggml's types"
+    return ops.ggml.rows_of(table_VH, token_T, dtype)
 
 
 def _held(weight: End) -> End:

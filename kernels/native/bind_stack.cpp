@@ -75,10 +75,20 @@ void bind_stack(py::module_& m) {
         return Predictor(std::move(parts), std::move(layer));
       }))
       .def("draft", draft);
+  py::class_<Embedding>(m, "Embedding")
+      .def(py::init([](Address data, int rows, int size, int type) {
+        if (type < Embedding::NUMBERS || type >= GGML_TYPES) throw std::invalid_argument("type " + std::to_string(type));
+        return Embedding{at<void>(data), rows, size, type};
+      }))
+      .def("read", [](const Embedding& from, Engine& engine, int dtype, Address token, int count, Address out) {
+        py::gil_scoped_release released;
+        if (dtype_of(dtype) == Dtype::f32) return from.read(engine, at<int64_t>(token), count, at<float>(out));
+        from.read(engine, at<int64_t>(token), count, at<bf16>(out));
+      });
   py::class_<Decoder>(m, "Decoder")
-      .def(py::init([](std::shared_ptr<Stack> layers, Address embed, int vocabulary, Address last_norm, Address last_bias, bool centred,
+      .def(py::init([](std::shared_ptr<Stack> layers, const Embedding& embed, Address last_norm, Address last_bias, bool centred,
                        float eps, const std::array<float, 3>& scales, int top, std::shared_ptr<Linear> head) {
-        return Decoder({at<void>(embed), at<void>(last_norm), at<void>(last_bias), centred, vocabulary, eps, scales[0], scales[1], scales[2],
+        return Decoder({embed, at<void>(last_norm), at<void>(last_bias), centred, eps, scales[0], scales[1], scales[2],
                         top, std::move(head)},
                        std::move(layers));
       }))

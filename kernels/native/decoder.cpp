@@ -52,12 +52,13 @@ bool stops(const std::vector<std::vector<int>>& stops, const int32_t* drawn, int
 
 Decoder::Decoder(DecoderParts parts, std::shared_ptr<Stack> layers) : parts_(std::move(parts)), layers_(std::move(layers)) {
   expect("inputs of head", parts_.head->inputs(), layers_->hidden());
-  expect("vocabulary", parts_.head->outputs(), parts_.vocabulary);
+  expect("columns of the embedding", parts_.embed.size, layers_->hidden());
+  expect("vocabulary", parts_.head->outputs(), parts_.embed.rows);
 }
 
 template <class E>
 Decoded Decoder::decode(Engine& engine, const std::vector<const Batch*>& groups, const DecodeRows& rows) const {
-  int sequences = groups.at(0)->sequences, vocabulary = parts_.vocabulary;
+  int sequences = groups.at(0)->sequences, vocabulary = parts_.embed.rows;
   size_t hidden = layers_->hidden(), chosen = size_t(layers_->moe_layers()) * sequences * layers_->top_k();
   expect("rows", groups[0]->tokens, sequences);
   expect("block sizes", int(rows.block_sizes.size()), int(groups.size()));
@@ -68,16 +69,13 @@ Decoded Decoder::decode(Engine& engine, const std::vector<const Batch*>& groups,
   E *x = carver.take<E>(sequences * hidden), *normed = carver.take<E>(sequences * hidden);
   int32_t* bad = carver.take<int32_t>(sequences);
   float* logits = logits_.at_least<float>(size_t(sequences) * vocabulary);
-  const E* embed = static_cast<const E*>(parts_.embed);
+  std::vector<int64_t> token(rows.token, rows.token + sequences);
 
   Decoded done{0, 0, false};
   while (done.passes < rows.passes) {
     int32_t* drawn = rows.drawn + size_t(done.passes) * sequences;
-    for (int s = 0; s < sequences; s++) {
-      int64_t token = done.passes ? drawn[s - sequences] : rows.token[s];
-      if (token < 0 || token >= vocabulary) throw std::out_of_range("token " + std::to_string(token));
-      memcpy(x + s * hidden, embed + token * hidden, hidden * sizeof(E));
-    }
+    if (done.passes) token.assign(drawn - sequences, drawn);
+    parts_.embed.read(engine, token.data(), sequences, x);
     if (parts_.embedding_scale != 1.0f) scale_rows(engine, x, sequences, int(hidden), parts_.embedding_scale);
     std::vector<Batch> batches;
     for (const NextRows& one : next) batches.push_back(one.batch());

@@ -1,13 +1,14 @@
 // Greedy decoding in one call: embedding, all layers, last norm, LM head and the likeliest token, pass after pass. The same
 // ops as one by one, so the same tokens, keys and values.
 #pragma once
+#include "embedding.h"
 #include "stack.h"
 
-// Addresses are the caller's to keep alive. `embed` (vocabulary, hidden) and `last_norm` (hidden) are of the layers' dtype.
+// Addresses are the caller's to keep alive. `last_norm` (hidden), and the embedding's numbers, are of the layers' dtype.
 struct DecoderParts {
-  const void *embed, *last_norm, *last_bias;  // of a norm that is `centred`, and null where it has none
+  Embedding embed;
+  const void *last_norm, *last_bias;  // of a norm that is `centred`, and null where it has none
   bool centred;
-  int vocabulary;
   float eps, embedding_scale, logit_scale, logit_cap;  // cap 0: none
   int top;  // rows that indexers choose, 0 without one
   std::shared_ptr<Linear> head;

@@ -9,8 +9,6 @@
 
 namespace {
 
-constexpr int MOST_INPUTS = 256;  // of a group
-
 void halves(const uint8_t* bytes, int count, uint8_t* codes) {  // low halves of all, then the high ones
   for (int i = 0; i < count; i++) codes[i] = bytes[i] & 15, codes[i + count] = bytes[i] >> 4;
 }
@@ -101,6 +99,20 @@ void put_block(int bits, const uint8_t* codes, int column, char* tile) {
 
 }  // namespace
 
+// Products of steps and codes are exact, so only taking minima off rounds.
+void read_ggml_group(GgmlType type, const uint8_t* group, float* numbers) {
+  const GgmlShape shape = ggml_shape(type);
+  uint8_t codes[MOST_GGML_INPUTS];
+  char scales[18 * PANEL];  // of a column, as a panel has them
+  codes_of(type, group, codes);
+  put_scales(type, group, 0, scales);
+  for (int first = 0; first < shape.inputs; first += GGML_SUMS) {
+    GgmlScale scale = ggml_scale(type, scales, first / BLOCK, first / GGML_SUMS % 2, 0);
+    float least = has_minima(type) ? scale.least : 0.0f;
+    for (int i = first; i < first + GGML_SUMS; i++) numbers[i] = scale.step * float(codes[i] - shape.offset) - least;
+  }
+}
+
 Panels::Panels(int count, int columns, int inputs, const std::vector<GgmlType>& types, int places)
     : panels_(ceil_div(columns, PANEL)),
       blocks_(ceil_div(inputs, BLOCK)),
@@ -125,7 +137,7 @@ Panels::Panels(int count, int columns, int inputs, const std::vector<GgmlType>& 
 
 void Panels::pack_ggml(int index, const void* rows, const std::function<int(int)>& row_of) {
   if (dtype_ != Dtype::ggml) throw std::invalid_argument("these weights are not kept as ggml's types");
-  uint8_t codes[MOST_INPUTS];
+  uint8_t codes[MOST_GGML_INPUTS];
   for (int column = 0; column < panels_ * PANEL; column++) {
     int row = row_of(column), panel = column / PANEL, within = column % PANEL;
     if (row < 0) continue;

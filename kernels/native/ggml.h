@@ -15,6 +15,7 @@
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum class GgmlType : int { q4_0, q5_0, q8_0, q4_k, q5_k, q6_k };
 constexpr int GGML_TYPES = 6;
@@ -38,6 +39,7 @@ constexpr GgmlShape ggml_shape(GgmlType type) { return GGML_SHAPES[int(type)]; }
 constexpr bool has_minima(GgmlType type) { return type == GgmlType::q4_k || type == GgmlType::q5_k; }
 constexpr int GGML_STRETCH = 256;  // inputs that products take at a time, whole groups of any type
 constexpr int GGML_SUMS = 16;      // inputs of a row whose sum products ask for
+constexpr int MOST_GGML_INPUTS = 256;  // of a group
 
 struct GgmlPanel {
   const char* data;
@@ -63,3 +65,36 @@ constexpr CodePlace ggml_place(int bits, int k, int column) {
   return {v / 2 * 64 + at, v % 2 * 4, 256 + v / 4 * 64 + at, v % 4 * 2};
 #endif
 }
+
+// A float16, as a float.
+static inline float half_float(const char* at) {
+  uint16_t bits;
+  memcpy(&bits, at, 2);
+  uint32_t sign = uint32_t(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
+  uint32_t wide = magnitude >= 0x7c00 ? 0x7f800000 | magnitude << 13 : (magnitude << 13) + ((127 - 15) << 23);
+  float made;
+  memcpy(&made, &wide, 4);
+  if (magnitude < 0x0400) made = float(magnitude) * 0x1p-24f;  // without an exponent
+  return sign ? -made : made;
+}
+
+// Of inputs 16 half .. 16 half + 15 of a group's block: what codes of a column are multiplied by, and what is taken off.
+struct GgmlScale {
+  float step, least;
+};
+
+static inline GgmlScale ggml_scale(GgmlType type, const char* scales, int block, int half, int column) {
+  float step = half_float(scales + column * 2);
+  if (type == GgmlType::q6_k) {
+    step *= float(int8_t(scales[128 + (2 * block + half) * 64 + column]));
+    return {step, 32.0f * step};
+  }
+  if (!has_minima(type)) return {step, float(ggml_shape(type).offset) * step};
+  auto six = [&](int i) { return int(uint8_t(scales[256 + i * 64 + column])); };
+  int scale = block < 4 ? six(block) & 63 : (six(block + 4) & 15) | six(block - 4) >> 6 << 4;
+  int least = block < 4 ? six(block + 4) & 63 : six(block + 4) >> 4 | six(block) >> 6 << 4;
+  return {step * float(scale), half_float(scales + 128 + column * 2) * float(least)};
+}
+
+// The numbers of a row's group as a file has it, those that ggml's own de-quantisers make.
+void read_ggml_group(GgmlType type, const uint8_t* group, float* numbers);

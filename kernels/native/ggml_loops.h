@@ -6,36 +6,6 @@
 
 namespace {
 
-// A float16, as a float.
-INLINE float half_float(const char* at) {
-  uint16_t bits;
-  memcpy(&bits, at, 2);
-  uint32_t sign = uint32_t(bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-  uint32_t wide = magnitude >= 0x7c00 ? 0x7f800000 | magnitude << 13 : (magnitude << 13) + ((127 - 15) << 23);
-  float made;
-  memcpy(&made, &wide, 4);
-  if (magnitude < 0x0400) made = float(magnitude) * 0x1p-24f;  // without an exponent
-  return sign ? -made : made;
-}
-
-// Of inputs 16 half .. 16 half + 15 of a group's block: what codes of a column are multiplied by, and what is taken off.
-struct GgmlScale {
-  float step, least;
-};
-
-INLINE GgmlScale ggml_scale(GgmlType type, const char* scales, int block, int half, int column) {
-  float step = half_float(scales + column * 2);
-  if (type == GgmlType::q6_k) {
-    step *= float(int8_t(scales[128 + (2 * block + half) * 64 + column]));
-    return {step, 32.0f * step};
-  }
-  if (!has_minima(type)) return {step, float(ggml_shape(type).offset) * step};
-  auto six = [&](int i) { return int(uint8_t(scales[256 + i * 64 + column])); };
-  int scale = block < 4 ? six(block) & 63 : (six(block + 4) & 15) | six(block - 4) >> 6 << 4;
-  int least = block < 4 ? six(block + 4) & 63 : six(block + 4) >> 4 | six(block) >> 6 << 4;
-  return {step * float(scale), half_float(scales + 128 + column * 2) * float(least)};
-}
-
 // A block as float tiles (isa.h).
 INLINE void widen_ggml_block(GgmlType type, const char* scales, int block, const char* tiles, float* wide) {
   const int bits = ggml_shape(type).bits, low = bits == 8 ? 255 : 15;

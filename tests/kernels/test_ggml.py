@@ -141,6 +141,15 @@ def test_experts_multiply_what_is_stored(
 
 
 @pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_an_embedding_are_the_numbers_of_its_blocks(ops: Ops, kind: str, dtype: torch.dtype) -> None:
+    table, token = drawn(kind, 90, 768), torch.tensor([3, 89, 3, 0, *range(20, 50)])
+    assert torch.equal(door(ops).rows_of(table, token, dtype), numbers(table)[token].to(dtype))
+    with pytest.raises(IndexError, match="token 90: the embedding has 90 rows"):
+        door(ops).rows_of(table, torch.tensor([90]), dtype)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 def test_weights_take_the_bytes_of_the_file(ops: Ops, kind: str) -> None:
     rows = drawn(kind, 128, 512)
     assert rows.bits == 8 * PACKED[kind].size / PACKED[kind].numbers
