@@ -11,7 +11,9 @@ from afserve.config import ModelSource
 from afserve.engine.build import build_expert_bank, dtype_of, places_of, spec_of, tensors_of
 from afserve.errors import CheckpointError
 from afserve.families.table import naming_of
+from afserve.kernels.grouped import Groups
 from afserve.kernels.ops import Ops
+from afserve.kernels.packed import Gating
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.models.experts import ExpertBank
 from afserve.models.tier.ahead import load_routers
@@ -21,7 +23,6 @@ from tests.engine.ordered_device import OrderedDevice
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the device here is one that knows its order"
 )
-HELD = dict[str, object]
 
 
 def everything(spec):
@@ -107,6 +108,28 @@ def test_sums_have_the_same_bits(kept, rows, in_host, tiny_checkpoint, fp8_folde
     told = few.stats()
     assert (told.bytes_copied > 0) == (told.in_host > 0) == in_host == (told.misses == 0)
     few.close()
+
+
+@pytest.mark.parametrize(
+    ("int8", "int4", "bias"), [(False, None, True), (True, None, False), (False, Groups(32), True)]
+)
+def test_rows_of_the_tensors_are_all_there_is_of_an_expert(int8, int4, bias, device):
+    """What is copied of one into another slot, of other tensors, computes the same."""
+    ops, gating = Ops(TritonBackend(device, multiprocessors=2), device, 1), Gating(7.0, 1.702)
+    draw = torch.Generator().manual_seed(5)
+    made = [ops.empty_experts(2, 64, 32, torch.bfloat16, int8, False, bias, gating, int4) for _ in "ab"]
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=draw).bfloat16()
+
+    biases = (drawn(64), drawn(64)) if bias else (None, None)
+    ops.set_expert(made[0], 0, drawn(64, 64), drawn(64, 32), *biases)
+    for source, target in zip(*(one.slot_tensors for one in made), strict=True):
+        target[1].copy_(source[0])
+    x, weight, sums = drawn(3, 64), torch.rand(3, 1, generator=draw), [torch.zeros(3, 64) for _ in made]
+    for slot, (experts, sum_RH) in enumerate(zip(made, sums, strict=True)):
+        ops.expert_ffn(x, torch.full((3, 1), slot, dtype=torch.int32), weight, experts, sum_RH)
+    assert sums[0].any() and torch.equal(*sums)
 
 
 @pytest.mark.parametrize("in_host", [True, False])
