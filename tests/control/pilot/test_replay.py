@@ -138,6 +138,11 @@ def test_counts_of_clumped_arrivals_vary_as_much_where_requests_travel_together(
     assert counts.var() / counts.mean() == pytest.approx(4.0, rel=0.2)
 
 
+@pytest.mark.parametrize(("peak", "weight"), [(4, 1), (40, 5), (320, 10), (1280, 20)])
+def test_packets_are_small_until_there_are_many(peak, weight):
+    assert {one.weight for one in made_day(MadeDay(peak, hours=0.1), PROMPTS, ANSWERS)} == {weight}
+
+
 @pytest.mark.slow
 def test_bursts_that_overlap_double_the_rate_once():
     day = MadeDay(peak=8, trough=1.0, unevenness=0.0, bursts=2000, hours=3, seed=1)

@@ -5,13 +5,16 @@ random part of each five minutes, which is drawn from a Gamma distribution of me
 variation) and half of which is kept from one to the next; `bursts` a day double it for 2 to 8 minutes, once where they
 overlap. Arrivals within a second are Poisson's. With `clumping` the times between arrivals are drawn from a Gamma
 distribution instead, of which it is the coefficient of variation, as BurstGPT (arXiv:2401.17644) models bursts; they
-are stretched so that the rate is the same. Of more than eight requests a second several travel in a packet. Packets
-come the more evenly then, so that counts over many of them vary as those of single requests would; those of one packet
-still come at once. Lengths are those of the trace, in its order, again and again.
+are stretched so that the rate is the same. Of more than eight requests a second several travel in a packet: ten at
+most, unless more than 64 packets a second come then. Packets come the more evenly then, so that counts over many of
+them vary as those of single requests would; those of one packet still come at once and are of one length. Lengths are
+those of the trace, in its order, again and again; of each eight packets a second from a place of their own, as of that
+many more users: what lasts for minutes in a trace lasts for minutes, and is less of all the more users there are.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +24,8 @@ from afserve.control.pilot.replay.counts import Packet
 _SLOT = 300.0  # seconds
 _DAY = 86_400.0
 _LOWEST = 4 * 3600.0
-_PACKETS = 8.0  # a second at the highest point: more requests travel in heavier packets
+_PACKETS, _MOST = 8.0, 64.0  # a second at the highest point: more requests travel in heavier packets
+_HEAVY = 10.0  # requests, of which a packet has no more before there are the most packets
 
 Rates = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -47,15 +51,21 @@ def made_day(day: MadeDay, prompts: Sequence[float], answers: Sequence[float]) -
     """In order of arrival."""
     rng = np.random.default_rng(day.seed)
     rates = _rates(day, rng)
-    weight = max(1.0, day.peak / _PACKETS)
+    weight = max(1.0, min(day.peak / _PACKETS, _HEAVY), day.peak / _MOST)
     if day.clumping:
         times = _clumped(rates / weight, day.clumping / math.sqrt(weight), rng)
     else:
         times = _poisson(rates, weight, rng)
+    places = _places(len(prompts), max(1, round(day.peak / weight / _PACKETS)))
     return [
-        Packet(at, int(prompts[number % len(prompts)]), int(answers[number % len(prompts)]), weight)
-        for number, at in enumerate(times)
+        Packet(at, int(prompts[place]), int(answers[place]), weight)
+        for at, place in zip(times, places, strict=False)
     ]
+
+
+def _places(count: int, users: int) -> Iterator[int]:
+    """Of the lengths, in turns of so many `users` which go through all of them, each from a place of its own on."""
+    return ((first + count * user // users) % count for first in itertools.count() for user in range(users))
 
 
 def burst_spans(day: MadeDay) -> list[tuple[float, float]]:
