@@ -16,7 +16,7 @@ from afserve.control.pilot.coming import ComingDemand
 from afserve.control.pilot.judge import Judge
 from afserve.control.pilot.observed import Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
-from afserve.control.pilot.predict import Windows
+from afserve.control.pilot.predict import DAY, Windows
 from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
 from afserve.control.wire.view_values import IN_TIME
 
@@ -29,6 +29,7 @@ _DEAR = 1.15  # times the nodes that are likely to be needed soon: pools grow to
 _NEARER = tuple(0.96**power for power in range(10))  # parts of what may come
 _LIKELY = 1.0  # deviations, beyond which pools grow and below which they shrink; they grow for more
 _FURTHER = 1.15  # times what a jump has come to: it may go on
+_FOR_BURSTS = 1.1  # times the prompts that are likely, for a day behind a burst: its first tokens raise no headroom
 _FULL = 0.95  # of all nodes that there may be
 _MINUTE = 60.0
 _KEPT = 20  # advices and outcomes that are remembered
@@ -84,6 +85,7 @@ class Policy:
         self._changed = self._stood = -math.inf
         self._late_since: Observed | None = None
         self._for_jump = False  # the last change was for more, and for a jump
+        self._burst = -math.inf  # when the newest was seen last
         self._change_seconds = 0.0  # that the last change took until all was settled
         self._unsettled_since: float | None = None
         self._open: _Open | None = None
@@ -107,6 +109,8 @@ class Policy:
         self._judge(seen)
         if not self._settled(seen) or not (self._coming.lengths.known and self._planner.model.ready):
             return None
+        if self._coming.rate.jumped:
+            self._burst = seen.at
         wanted = self._corrected()
         soon = self._coming.within(self.rules.again + self._change_seconds, _LIKELY)
         if not self._coming.rate.jumped:  # what a jump needs is not needed behind it
@@ -122,8 +126,10 @@ class Policy:
         return self._fewer(seen, self._roomy(self._coming.within(self.rules.hold, _LIKELY)), wanted)
 
     def _roomy(self, demand: Demand, part: float = 1.0) -> Demand:
-        """With such a part of the headrooms that both kinds of lateness ask for."""
-        read, made = (1 + part * (one.factor - 1) for one in (self.judge.read_room, self.judge.made_room))
+        """With such a part of the headrooms that both kinds of lateness ask for, and bursts."""
+        bursty = self._seen[-1].at - self._burst < DAY
+        rooms = max(self.judge.read_room.factor, _FOR_BURSTS * bursty), self.judge.made_room.factor
+        read, made = (1 + part * (one - 1) for one in rooms)
         return replace(demand, rate=demand.rate * made, computed=demand.computed * read / made)
 
     def sizes(self, seen: Observed) -> PoolSizes | None:
