@@ -16,6 +16,7 @@ from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import Observed, PoolLoad
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.policy import Policy, rules_for
+from afserve.control.pilot.predict import DAY
 from afserve.control.pilot.sizes import Demand, Limits, PoolSizes, TargetTimes
 from tests.control.pilot.world import LIMITS, RATES, WANTED, Told
 
@@ -38,6 +39,24 @@ def test_load_that_triples_is_followed_at_once_and_its_fall_after_a_while():
     told.play(30, 1200)
     fallen = told.play(10, 3600)
     assert fallen[0].at >= told.at - 3600 + told.rules.hold / 2, "what lasted was no jump"
+
+
+def test_for_a_day_behind_a_burst_there_is_room_for_more_prompts():
+    told, demand = Told(), Demand(10, 1000, 100, 1000)
+    rooms = told.policy.judge.read_room, told.policy.judge.made_room
+
+    def computed(rate, seconds):
+        told.play(rate, seconds)
+        for room in rooms:
+            room.factor = 1.0
+        return told.policy._roomy(demand).computed
+
+    assert computed(10, 1200) == 1000
+    assert computed(30, 120) == computed(10, 600) == pytest.approx(1100)
+    rooms[0].factor = 1.2
+    assert told.policy._roomy(demand).computed == pytest.approx(1200)
+    told.at += DAY
+    assert computed(10, 20) == 1000
 
 
 @pytest.mark.parametrize(
