@@ -66,6 +66,7 @@ class Ops:
         self.gqa_part, self.mla_part, self.mlp_part = parts.gqa_part, parts.mla_part, parts.mlp_part
         self.add_parts, self.join_half = parts.add_parts, parts.join_half
         self.put_expert, self.borrow_core = packing.put_expert, backend.borrow_core
+        self.compile_ahead = backend.compile_ahead
         self.bind_batch, self.empty_cache = backend.bind_batch, backend.empty_cache
         self.stack_layers, self.expert_layers = backend.stack_layers, backend.expert_layers
         self.prepare_states, self.open_cache = backend.prepare_states, partial(opened_cache, backend)

@@ -6,7 +6,7 @@ E experts, K top-k, R rows, I inner size, A query heads, G key/value heads, D he
 N cache blocks, B block size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -45,6 +45,7 @@ class Reference:
     ggml: GgmlPacking | None = None
     steps = RowSteps()
     near_rows: type[NearRows] = NearRows
+    compile_ahead: Callable[[Callable[[], object]], None] | None = None  # triton/ahead.py
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
@@ -67,9 +68,8 @@ class Reference:
     def pack_linear(
         self, weight_OI: Tensor, bias_O: Tensor | None, int8: bool = False, int4: Groups | None = None
     ) -> PackedLinear:
-        outputs, inputs = weight_OI.shape
-        kept = rounded_weight(weight_OI, int8, int4)
-        return PackedLinear(outputs, inputs, kept, bias_O, dtype=weight_OI.dtype)
+        size, kept = weight_OI.shape, rounded_weight(weight_OI, int8, int4)
+        return PackedLinear(size[0], size[1], kept, bias_O, dtype=weight_OI.dtype)
 
     def pack_linear_fp8(self, weight: BlockScaled, bias_O: Tensor | None, dtype: torch.dtype) -> PackedLinear:
         return self.pack_linear(weight.dequantised().to(dtype), bias_O)

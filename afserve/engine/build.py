@@ -4,6 +4,7 @@ The only place of the engine that reads checkpoint folders. Each role asks only 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from afserve.engine.draft.draft_model import DraftModel
 from afserve.engine.kv.groups import KvGroup, groups_of
 from afserve.engine.scheduling.guides import Guides
 from afserve.engine.step.runner import T
-from afserve.engine.warm import warm_attention
+from afserve.engine.warm import compiled_first, warm_attention
 from afserve.errors import ConfigError
 from afserve.families.device_shares import check_split
 from afserve.families.drafters.dense import draft_model_naming, draft_model_spec
@@ -172,7 +173,7 @@ def build_attention_node(
         draft_model=build_draft_model(drafts.model, model, config) if drafts.model else None,
     )
     if warm:
-        warm_attention(model, node.kv, config)
+        compiled_first(ops, partial(warm_attention, model, node.kv, config))
     node.expert_error, node.dense_error = expert_error, model.rounding_error
     if isinstance(tensors, StoredTensors):
         node.unread = told_unread(tensors, spec.layers, naming)

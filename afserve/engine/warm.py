@@ -5,7 +5,7 @@ few sizes, and those are gone through here. Nothing that is computed counts: key
 holds yet. The kernels by which nodes exchange rows are `comm/device_exchange/rehearsal.py`'s.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from afserve.engine.step.layer_runner import LayerRunner
 from afserve.engine.step.load import ExpertLoad
 from afserve.engine.step.meter import Meter
 from afserve.engine.step.step_input import StepInput
+from afserve.kernels.ops import Ops
 from afserve.kernels.paged import PagedBatch
 from afserve.models.decoder import AttentionModel
 from afserve.models.tables.bank import TabledBank
@@ -35,6 +36,13 @@ class _Nothing(NoBank):
         self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         out_RH.zero_()
+
+
+def compiled_first(ops: Ops, warm: Callable[[], object]) -> None:
+    """`warm`, where it can be for kernels to be compiled side by side first, and again to launch them."""
+    if ops.compile_ahead is not None:
+        ops.compile_ahead(warm)
+    warm()
 
 
 def warm_attention(model: AttentionModel, kv: KvCache, config: EngineConfig) -> int:

@@ -6,6 +6,7 @@ messages here are short. Shapes: T rows, N nodes, H hidden, K top-k.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from afserve.comm.device_exchange.region import region_bytes
 from afserve.comm.m2n.routes import LayerRoutes
 from afserve.comm.transport import NO_SLOT, Layout
 from afserve.errors import ConfigError
+from afserve.kernels.triton.ahead import compile_ahead
 
 ROWS = 16
 _NEAR = 0.07  # relative: rows may travel in FP8, which has 3 bits behind the first
@@ -25,6 +27,7 @@ def rehearse(
 ) -> None:
     """As an attention node with so many expert nodes; an expert node has one at each of its boxes. `dtype` is that of
     the model's rows. Raises ConfigError where what comes back is not what went."""
+    compile_ahead(partial(exchange_with_itself, layout, nodes, device, dtype, patience))
     x_TH, y_TH = exchange_with_itself(layout, nodes, device, dtype, patience)
     if not torch.allclose(y_TH, x_TH.float(), rtol=_NEAR, atol=1e-2):
         raise ConfigError(

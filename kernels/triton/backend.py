@@ -32,6 +32,7 @@ from afserve.kernels.triton import experts_bits as triton_bits
 from afserve.kernels.triton import kv as triton_kv
 from afserve.kernels.triton import norm as triton_norm
 from afserve.kernels.triton import router as triton_router
+from afserve.kernels.triton.ahead import compile_ahead
 from afserve.kernels.triton.attention import attend_gqa
 from afserve.kernels.triton.eight import rows_dtype
 from afserve.kernels.triton.experts import ExpertWeights
@@ -70,6 +71,9 @@ class TritonBackend(LatentBackend):
     ) -> None:
         super().__init__(device, multiprocessors, tiles or TileTable(), has_fp8, parts)
         self.libraries = libraries or Libraries()
+        self.compile_ahead = (
+            None if self.libraries.opened else compile_ahead
+        )  # they compile in ways of their own
         self._four_bit_tiles = planned(self.tiles.four_bit_tiles)
 
     @classmethod

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import triton
 from triton.runtime import driver
+from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
 MOST_KEPT = 1024  # of a kernel: a size that is a new one at each launch does not fill memory
@@ -77,8 +78,11 @@ class LaunchedKernel(JITFunction):  # type: ignore[misc]
         self, key: tuple[object, ...] | None, grid: tuple[int, ...], arguments: tuple[object, ...],
         constants: dict[str, object],
     ) -> Kept | None:  # fmt: skip
-        kernel = self.run(*arguments, grid=grid, warmup=False, **constants)
-        if kernel is None or key is None:  # nothing was launched where somebody only looks at launches
+        ahead = active_mode.get() is not None  # it is compiled, and not launched (ahead.py)
+        kernel = self.run(*arguments, grid=grid, warmup=ahead, **constants)
+        if (
+            ahead or kernel is None or key is None
+        ):  # nothing was launched where somebody only looks at launches
             return None
         rest = self.params[len(arguments) :]
         assert all(param.is_constexpr for param in rest), f"{self.__name__}: arguments are given by position"

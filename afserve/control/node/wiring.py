@@ -31,7 +31,7 @@ from afserve.engine.device_queues import alone_on, queue_per_box, queues_of
 from afserve.engine.expert_node import ExpertNode
 from afserve.engine.filler import Filler
 from afserve.engine.kv.moving.open import KvPlace
-from afserve.engine.warm import warm_experts
+from afserve.engine.warm import compiled_first, warm_experts
 from afserve.errors import ConfigError, RendezvousError
 from afserve.kernels.devices.cuda import built_for_amd, count_gpus
 from afserve.kernels.devices.opened import device_of
@@ -268,7 +268,9 @@ def _warm_experts(
 ) -> None:
     """Before the node says that it is ready."""
     like_TH = torch.empty((0, spec.expert_width), dtype=dtype_of(deployment.source, spec), device=ops.device)
-    warm_experts(bank, spec.moe_layers, like_TH, spec.moe.top_k, slots, most_rows)
+    compiled_first(
+        ops, partial(warm_experts, bank, spec.moe_layers, like_TH, spec.moe.top_k, slots, most_rows)
+    )
 
 
 def _trace(assigned: Assigned) -> Trace | None:

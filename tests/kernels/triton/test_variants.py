@@ -28,6 +28,7 @@ def test_serving_compiles_nothing_that_was_not_compiled_before(name, tiny_checkp
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["late"] == [] and found["compiled"] > 12 and found["steps"] <= 8
+    assert found["unexpected"] == [], "which no thread compiled before"
 
 
 @pytest.mark.process
@@ -39,3 +40,12 @@ def test_kept_launches_are_those_that_triton_would_make():
     assert found["asked"] <= 3000, "of twice as many launches every second one is kept"
     assert found["late"] == 0, "prepared ones find what is kept"
     assert found["seen"] == 3, "a hook of a profiler's sees every launch"
+
+
+@pytest.mark.process
+def test_kernels_are_compiled_ahead_by_threads_and_not_launched():
+    done = WARM.said("tests.kernels.triton.ahead")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found["threads"]) == 2 and all(name.startswith("compiler") for name in found["threads"])
+    assert found["again"] == 0 and found["filled"] == [0.0, 0.0], "and new memory is 0"

@@ -7,6 +7,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,12 @@ def main(folder: str) -> None:
     held = [(layer, expert, expert) for layer in range(spec.moe_layers) for expert in range(spec.experts)]
     bank = build_expert_bank(dummy, held, spec.experts, ops=ops)
     like_TH, top_k = torch.empty((0, spec.hidden), dtype=dtype), spec.moe.top_k
-    steps = warm.warm_attention(model, kv, config)
-    calls = warm.warm_experts(bank, spec.moe_layers, like_TH, top_k, spec.experts, 512)
+    experts = partial(warm.warm_experts, bank, spec.moe_layers, like_TH, top_k, spec.experts, 512)
+    ops.compile_ahead(experts)
+    ops.compile_ahead(partial(warm.warm_attention, model, kv, config))
+    ahead = set(seen)
+    steps, calls = warm.warm_attention(model, kv, config), experts()
+    found = {"unexpected": sorted({name for name, _ in seen - ahead})}
     exchanged = replace(config, device_exchange=True, wire_dtype="fp8")
     layout = layout_for(source, spec, exchanged, spec.experts)
     for nodes in (1, 2):  # an expert node's end, and one of an attention node
@@ -73,7 +78,7 @@ def main(folder: str) -> None:
             rehearsal.exchange_with_itself(served, nodes, device, dtype, Patience())
             rehearse_message(served, device, dtype, rehearsal.ROWS)
     late = sorted({name for name, _ in seen - before})
-    print(json.dumps({"steps": steps, "calls": calls, "compiled": len(before), "late": late}))
+    print(json.dumps(found | {"steps": steps, "calls": calls, "compiled": len(before), "late": late}))
 
 
 if __name__ == "__main__":
