@@ -20,9 +20,8 @@ from afserve.models.tier.hot_set import HotSet
 from afserve.models.tier.memory import ExpertMemory, HeldSlots
 from afserve.placement.expert_memory import ExpertMemoryStats
 
-_LAYERS_AT_ONCE = (
-    2  # that are read at the start: while one's last experts are packed, the disk has the next one's
-)
+_LAYERS_AT_ONCE = 2
+"""That are read at the start: while one's last experts are packed, the disk has the next one's."""
 
 
 class TieredBank(Bank):

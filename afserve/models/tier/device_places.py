@@ -31,10 +31,9 @@ class DevicePlaces:
         self._device, self._copies = device, copies
         self._place = [torch.full((bank.slots + 1,), -1, dtype=torch.int32) for _ in range(bank.layers)]
         self._queue, self._stage, self._uploads = device.queue(), DeviceStage(device), 0
-        self._used: dict[tuple[int, int], dict[Queue, Event]] = defaultdict(
-            dict
-        )  # by place: until where it is read
-        self._come: dict[tuple[int, int], Event] = {}  # by place: from where on it may be
+        # by place: until where it is read, and from where on it may be
+        self._used: dict[tuple[int, int], dict[Queue, Event]] = defaultdict(dict)
+        self._come: dict[tuple[int, int], Event] = {}
 
     def put(self, layer: int, slot: int, place: int | None) -> None:
         """As `ExpertBank.put`. The last number is of choices that name nothing."""
