@@ -33,6 +33,7 @@ from afserve.families.table import naming_of, spec_from_config
 from afserve.kernels.ops import open_ops
 from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.machine import Machine
+from afserve.launch.plan.wishes import Wishes
 from afserve.models.tables.rows import TableRows
 from afserve.placement.placement import Placement
 from afserve.spec_parts import TableSpec
@@ -388,7 +389,7 @@ def test_planners_say_how_large_a_table_is(checkpoint):
     assert table_notes(load_model("longcat-flash-chat")) == []
     spec = spec_from_config(MODELS["longcat-flash-lite"])
     source = ModelSource(str(checkpoint("longcat-ngram")), "tables", dtype="bfloat16")
-    words = needs(spec, source, Machine(8, 64 << 30, 64 << 30, ""))
+    words = needs(spec, source, Machine(8, 64 << 30, 64 << 30, ""), Wishes())
     assert re.search(
         r"table +58\.5 GiB that expert nodes read from the checkpoint row by row, not loaded", words
     )

@@ -37,7 +37,7 @@ class NoReadBack(TorchDispatchMode):
 META = torch.device("meta")
 AT_LOAD = {  # called once, before anything is captured
     "pack_linear", "pack_heads", "empty_experts", "set_expert", "put_expert", "set_expert_fp8", "prepare_gqa",
-    "pack_linear_fp8", "fp8_maps",
+    "pack_linear_fp8", "fp8_maps", "compile_ahead",
     "open_cache", "empty_cache", "empty_kv", "bind_gqa", "explain", "fallbacks", "holds_int8", "holds_int4", "ggml",
     "set_expert_int4", "set_half", "prepare_mla", "bind_mla", "borrow_core", "expert_layers", "isa", "prepare_states",
     "stack_layers", "run_stack",  # on no device
