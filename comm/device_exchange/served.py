@@ -2,7 +2,7 @@
 
 Each box has its own end, so a step of one attention node waits for no other one. In host memory a box is served as far
 as its messages are there; on a device all layers of a step are launched at once, and the device waits. Where launches
-are recorded, they are one from the third step on. The next message on a box ends whatever was open there. It knows no
+are recorded, they are one from the second step on. The next message on a box ends whatever was open there. It knows no
 requests and no placements.
 """
 
