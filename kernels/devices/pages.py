@@ -11,6 +11,7 @@ from afserve.errors import DoesNotFitError
 from afserve.kernels.devices.opened import device_of
 
 CACHE_LINE, HUGE_PAGE = 64, 1 << 21
+_NEAR_ROWS = "--kv-near-rows", "keep fewer tokens (--kv-tokens)"
 
 
 def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -20,9 +21,6 @@ def untouched(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     zeros = np.zeros(size + align, dtype=np.uint8)
     first = -zeros.ctypes.data % align
     return torch.from_numpy(zeros[first : first + size]).view(dtype).view(shape)
-
-
-_NEAR_ROWS = "--kv-near-rows", "keep fewer tokens (--kv-tokens)"
 
 
 def lent_to(

@@ -17,7 +17,7 @@ from afserve.kernels.devices import scratch
 from afserve.kernels.devices.device import Device, Event, Queue
 from afserve.models.experts import ExpertBank
 from afserve.models.tier.host_copies import HostCopies
-from afserve.models.tier.host_places import Call, Copied
+from afserve.models.tier.host_places import Copied, PassRows
 
 _UPLOADS = 4  # of place numbers, that may be under way before the host waits for the first
 
@@ -87,7 +87,7 @@ class DevicePlaces:
 
     def in_passes(
         self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
-    ) -> Iterator[Call]:
+    ) -> Iterator[PassRows]:
         """Some rows at a time, as memory allows. Every choice is a row of its own, whose sum is its part. Parts
         are added as kernels do, when all have been made."""
         choices = slot_RK.shape[1]
@@ -97,7 +97,7 @@ class DevicePlaces:
             rows = slice(first, first + step)
             x_NH = x_RH[rows].repeat_interleave(choices, 0)
             part_NH = x_RH.new_zeros(x_NH.shape, dtype=self.bank.dtype)
-            yield Call(x_NH, slot_RK[rows].reshape(-1, 1), weight_RK[rows].reshape(-1, 1), part_NH)
+            yield PassRows(x_NH, slot_RK[rows].reshape(-1, 1), weight_RK[rows].reshape(-1, 1), part_NH)
             _add_parts(part_NH, out_RH[rows], add)
 
     @property

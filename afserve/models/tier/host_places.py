@@ -12,7 +12,7 @@ from torch import Tensor
 from afserve.models.experts import ExpertBank
 
 
-class Call(NamedTuple):
+class PassRows(NamedTuple):
     """Rows, slots, weights and sums of a call that is made in several passes, each of which adds its own."""
 
     x_RH: Tensor
@@ -55,9 +55,9 @@ class HostPlaces:
 
     def in_passes(
         self, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool
-    ) -> Iterator[Call]:
+    ) -> Iterator[PassRows]:
         """Calls whose passes are made before the next one is asked for. Kernels add parts by slot, and so do passes,
         the lower slots first."""
         sum_RH = out_RH.float() if add else torch.zeros(x_RH.shape, dtype=torch.float32)
-        yield Call(x_RH, slot_RK, weight_RK, sum_RH)
+        yield PassRows(x_RH, slot_RK, weight_RK, sum_RH)
         out_RH.copy_(sum_RH)
