@@ -77,8 +77,8 @@ class Scene:
 
     async def refused(self, first, token=TOKEN):
         call = self.open(token)
-        await call.write(first if isinstance(first, bytes) else encode_host(first))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:  # writing raises what has come until then
+            await call.write(first if isinstance(first, bytes) else encode_host(first))
             await asyncio.wait_for(call.read(), SECONDS)
         return caught.value.details()
 

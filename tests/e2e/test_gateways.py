@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tests.e2e.ports import free_port
+from tests.e2e.streams import ENDLESS
 from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 ASK = {"prompt": "import os\n", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-LONG = {**ASK, "max_tokens": 3000, "stream": True}
 
 
 def texts(server, count):
@@ -40,7 +40,9 @@ class Stream(threading.Thread):
         self.url, self.pieces, self.error, self.ended = url, 0, "", False
 
     def run(self):
-        with httpx.stream("POST", f"{self.url}/v1/completions", json=LONG, timeout=60) as answer:
+        with httpx.stream(
+            "POST", f"{self.url}/v1/completions", json={**ENDLESS, "prompt": ASK["prompt"]}, timeout=60
+        ) as answer:
             for line in answer.iter_lines():
                 self.ended = self.ended or line == "data: [DONE]"
                 if line.startswith("data: {"):

@@ -10,11 +10,10 @@ import pytest
 
 from afserve import Client, SamplingParams
 from tests.e2e.names import named
-from tests.e2e.streams import ASK, PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
+from tests.e2e.streams import ASK, ENDLESS, PROMPTS, SECONDS, Stream, begun, ended, same_after, wait
 
 pytestmark = pytest.mark.process
 PARAMS = SamplingParams(max_tokens=ASK["max_tokens"], temperature=0, ignore_eos=True)
-ENDLESS = 3000  # tokens: longer than anything else here
 
 
 class Resuming(threading.Thread):

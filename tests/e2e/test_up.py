@@ -17,12 +17,12 @@ import pytest
 
 from afserve.launch.plan.models import CONFIGS
 from tests.arrows import backwards
-from tests.e2e.streams import begun, texts
+from tests.e2e.streams import ENDLESS, begun, texts
 from tests.warm.interpreter import WARM
 
 pytestmark = pytest.mark.process
 ASK = {"model": "nano", "prompt": "import os\n", "max_tokens": 12, "temperature": 0}
-LONG = {"model": "nano", "prompt": "def f(", "max_tokens": 3000, "temperature": 0, "ignore_eos": True}
+LONG = {**ENDLESS, "model": "nano", "prompt": "def f("}
 
 
 def complete(server, **changes):
@@ -52,9 +52,7 @@ def test_a_node_on_two_devices_answers_as_on_one(up, shared_up, undisturbed):
 @pytest.mark.alone
 def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
     server = up()
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
-    ) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
         server.process.send_signal(signal.SIGINT)
@@ -69,7 +67,7 @@ def test_second_ctrl_c_ends_at_once_while_a_request_runs(up):
 @pytest.mark.alone
 def test_sigterm_under_load_ends_before_docker_kills(up):
     server = up("--text-processes", "1")
-    body = json.dumps({**LONG, "stream": True}).encode()
+    body = json.dumps(LONG).encode()
     ask = (
         b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
@@ -96,9 +94,7 @@ def test_a_template_without_end_is_refused_at_the_start(tmp_path: Path):
 
 def test_client_gone_frees_its_blocks(shared_up):
     server = shared_up()
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
-    ) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as answer:
         next(answer.iter_lines())
     until = time.monotonic() + 30
     while time.monotonic() < until:
@@ -129,9 +125,7 @@ def test_sigterm_lets_a_running_request_finish(shared_up):
 @pytest.mark.parametrize("name", ["attention-0", "expert-1"])
 def test_a_killed_node_ends_the_run_and_is_named(up, name):
     server = up("--attention", "1", "--experts", "2", "--on-loss", "end")
-    with httpx.stream(
-        "POST", f"{server.url}/v1/completions", json={**LONG, "stream": True}, timeout=60
-    ) as answer:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
         os.kill(server.status()[name], signal.SIGKILL)
