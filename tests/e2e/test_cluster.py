@@ -30,6 +30,7 @@ from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
 from tests.arrows import backwards
 from tests.e2e.names import children_named, named
+from tests.e2e.streams import ENDLESS
 from tests.warm.interpreter import WARM, Forked
 
 pytestmark = pytest.mark.process
@@ -360,7 +361,7 @@ def test_copies_of_kv_travel_between_hosts_over_tls(issued, hosts: Hosts, tmp_pa
     other = follow(hosts, gateway)
     wait_for(lambda: "ready in" in hosts.printed("up") or gateway.poll(), lambda: hosts.printed("up"))
     # A request is copied while it runs, a few times a second: this one takes seconds anywhere.
-    asked = json.dumps({**ASK, "prompt": "import os\n" * 40, "max_tokens": 1024})
+    asked = json.dumps({**ENDLESS, "prompt": "import os\n" * 40, "max_tokens": 1024, "stream": False})
     asks = [hosts.inside(0, sys.executable, "-c", ANSWER, "http://127.0.0.1:8000", asked)] * 2
     for ask in [subprocess.Popen(ask, cwd=ROOT, stdout=subprocess.DEVNULL) for ask in asks]:
         assert ask.wait(DEADLINE) == 0

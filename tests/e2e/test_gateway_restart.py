@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e.streams import wait
+from tests.e2e.streams import ENDLESS, wait
 
 pytestmark = pytest.mark.process
 KEY = "an-admin-key"
@@ -84,7 +84,7 @@ def test_a_gateway_that_was_started_anew_knows_where_conversations_are(up, tmp_p
         ]
         return found
 
-    body = {"prompt": texts[0], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = {**ENDLESS, "prompt": texts[0], "max_tokens": 400}
     with client.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)

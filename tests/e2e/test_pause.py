@@ -10,9 +10,11 @@ import psutil
 import pytest
 
 from afserve.control.membership.recovery import PATIENCE_SECONDS
+from tests.e2e.streams import ENDLESS
 
 pytestmark = [pytest.mark.process, pytest.mark.alone]
-ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
+# Drawn, since greedy tokens are guessed by drafts: 900 of them take a fifth of a second then.
+ASK = {**ENDLESS, "prompt": "import os\n", "temperature": 1, "max_tokens": 900}
 
 
 class Reader(threading.Thread):
@@ -67,7 +69,7 @@ def run_through(server, processes, seconds, undisturbed):
     reader = begin(server)
     pause(processes, seconds)
     assert end(reader) == text
-    after = end(begin(server, 100))
+    after = end(begin(server, 100)).rstrip("\ufffd")
     assert after and text.startswith(after)
     assert httpx.get(f"{server.url}/ready").status_code == 200
 

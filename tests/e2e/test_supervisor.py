@@ -11,9 +11,11 @@ import pytest
 
 from afserve.launch.processes import run_folder
 from afserve.launch.processes.run_folder import RunFolder
+from tests.e2e.streams import ENDLESS
 
 pytestmark = pytest.mark.process
-ASK = {"prompt": "import os\n", "max_tokens": 900, "temperature": 0, "ignore_eos": True, "stream": True}
+# Drawn, since greedy tokens are guessed by drafts: 900 of them take a fifth of a second then.
+ASK = {**ENDLESS, "prompt": "import os\n", "temperature": 1, "max_tokens": 900}
 SECONDS = 60.0
 AFTER = 100  # tokens of a stream that shows that it is served again
 
@@ -97,7 +99,7 @@ def test_no_stream_breaks_while_controllers_are_lost_one_after_another(up, undis
         lose_controller(server)
         assert server.status() == nodes  # the same processes
     assert [reader.ended() for reader in readers] == [expected] * 3
-    assert expected.startswith(Reader(server, AFTER).begun().ended())
+    assert expected.startswith(Reader(server, AFTER).begun().ended().rstrip("\ufffd"))
     assert server.stop()[0] == 0
 
 
@@ -113,7 +115,7 @@ def test_a_controller_and_a_gateway_that_stand_still_are_followed(up, undisturbe
     assert reader.ended() == expected
     psutil.Process(nodes["gateway-1"]).suspend()
     wait(lambda: (seen(server) or nodes).get("gateway-1", nodes["gateway-1"]) != nodes["gateway-1"])
-    assert expected.startswith(Reader(server, AFTER).begun().ended())
+    assert expected.startswith(Reader(server, AFTER).begun().ended().rstrip("\ufffd"))
     assert server.stop()[0] == 0
 
 
@@ -126,7 +128,7 @@ def test_a_node_that_is_lost_with_the_controller_is_started_again(up, undisturbe
     lose_controller(server)
     assert reader.ended() == expected
     wait(lambda: (seen(server) or before).get("expert-1", before["expert-1"]) != before["expert-1"])
-    assert expected.startswith(Reader(server, AFTER).begun().ended())
+    assert expected.startswith(Reader(server, AFTER).begun().ended().rstrip("\ufffd"))
     assert server.stop()[0] == 0
 
 
@@ -136,7 +138,7 @@ def test_nodes_go_on_when_controller_and_gateway_are_one_process(up, undisturbed
     nodes = server.status()
     lose_controller(server)
     assert server.status() == nodes
-    assert expected.startswith(Reader(server, AFTER).begun().ended())
+    assert expected.startswith(Reader(server, AFTER).begun().ended().rstrip("\ufffd"))
     assert server.stop()[0] == 0
 
 
