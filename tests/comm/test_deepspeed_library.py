@@ -114,12 +114,11 @@ def test_a_build_has_an_end_and_says_how_far_it_is(home, monkeypatch):
     assert found == "not built within 0 minutes; what was compiled is kept for the next try"
     assert "1 of about 15 files" in said[0]
     until = time.monotonic() + 30
-    while left := [
-        one for one in psutil.process_iter(["cmdline"]) if "sleep(3600)" in str(one.info["cmdline"])
-    ]:
-        ours = [one for one in left if str(home) in str(one.environ().get("TORCH_EXTENSIONS_DIR"))]
-        if not ours:
-            break
+    asked = ["cmdline", "environ"]  # psutil says None of who ends meanwhile
+    while any(
+        "sleep(3600)" in str(one.info["cmdline"]) and str(home) in str(one.info["environ"])
+        for one in psutil.process_iter(asked)
+    ):
         assert time.monotonic() < until
         time.sleep(0.05)
     assert set(psutil.Process().children(recursive=True)) <= before
