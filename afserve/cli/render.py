@@ -145,11 +145,7 @@ def _kubernetes(asked: Mapping[str, Any], **more: int) -> Any:
     }
     chosen = {role: labels for role, labels in selectors.items() if labels}
     return KubernetesSettings(
-        image=asked["image"],
-        namespace=asked["namespace"],
-        claim=asked["models"],
-        selectors=chosen,
-        **more,
+        image=asked["image"], namespace=asked["namespace"], claim=asked["models"], selectors=chosen, **more
     )
 
 

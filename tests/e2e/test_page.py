@@ -46,7 +46,8 @@ def browser():
 
 def test_the_page_shows_what_happens(browser):
     flags = ("--attention", "2", "--experts", "3", "--expert-copies", "2")
-    with served(*flags) as up, Deployment(up) as here, _busy(up.url):
+    pilot = ("--pilot", "advise", "--pilot-hold", "5", "--pilot-ttft", "60", "--pilot-tpot", "60")
+    with served(*flags, *pilot) as up, Deployment(up) as here, _busy(up.url):
         page, said = _opened(browser, up, "light")
         page.wait_for_selector("#flow path")
         assert page.locator("#flow .node").count() == 5 and page.locator("#flow path").count() == 6
@@ -60,6 +61,7 @@ def test_the_page_shows_what_happens(browser):
         sync_api.expect(page.locator("#cell")).to_contain_text("copies", timeout=SECONDS)
         assert page.locator("#cell .chip").count() == 2
         _timeline(page)
+        _judged(page, up)
         here.break_one("expert-1", None)
         page.wait_for_selector("#events .bad", timeout=SECONDS)
         assert "expert-1" in (page.text_content("#events .bad") or "")
@@ -207,6 +209,20 @@ def _chat(page):
     page.press("#words", "Enter")
     sync_api.expect(page.locator("#speed")).to_contain_text("tokens/s", timeout=SECONDS)
     assert page.locator("#said .user").count() == 1
+
+
+def _judged(page, up):
+    """Below an advice stands what came of it: what was measured at pools that stayed, and what had been expected."""
+    below = page.locator("#events li.move p")
+    below.first.wait_for(timeout=SECONDS)
+    held = re.compile(r"\d+:\d+:\d+not followed: first token \S+ s \(expected \S+ to \S+, (held|missed)\)")
+    sync_api.expect(below.first).to_have_text(held)
+    above = page.locator("#events li.move", has=page.locator("p")).first
+    sync_api.expect(above).to_contain_text(re.compile(r"advice \d+: 2:3 to \d:\d, since .*; expected: "))
+    sync_api.expect(page.locator("#counts")).to_contain_text(
+        re.compile(r"pilot: \d+ advised, 0 done, \d of ")
+    )
+    assert (below.first.get_attribute("class") == "missed") == ("missed)" in below.first.text_content())
 
 
 def _timeline(page):

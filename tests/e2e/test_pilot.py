@@ -1,5 +1,6 @@
 """A pilot that acts on a real deployment: the load grows and falls, the pools follow, and no request notices."""
 
+import re
 import threading
 import time
 
@@ -83,5 +84,7 @@ def test_pools_follow_the_load_and_no_request_notices(up):
     assert grown["pilot"]["mode"] == "act" and fallen["pilot"]["counts"]["acted"] >= 2
     assert settled["pilot"]["outcomes"] and not settled["lost"]
     metrics = httpx.get(f"{server.url}/metrics", timeout=30).text
-    assert "afserve_pilot_advised_nodes{" in metrics and "afserve_pilot_rate" in metrics
+    for name in ("advised_nodes", "rate", "compared_seconds", "advices_total"):
+        assert f"\nafserve_pilot_{name}{{" in metrics
+    assert re.search(r"advice \d+, \S+ to \S+, was followed: .*\(expected ", server.printed())
     assert server.stop()[0] == 0

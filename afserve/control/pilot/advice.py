@@ -35,29 +35,41 @@ class Advice:
     stay: Effect
 
     def __str__(self) -> str:
-        return f"{self.old} to {self.new}, since {self.why}; expected: {self.after}; without: {self.stay}"
+        return (
+            f"advice {self.number}: {self.old} to {self.new}, since {self.why}; expected: {self.after}; "
+            f"without: {self.stay}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was measured after an advice: `followed`, or at the old sizes. None where nothing could be measured."""
+    """What was measured until `at`, after an advice: `followed`, or at the old sizes. None where nothing could be."""
 
     advice: Advice
+    at: float
     followed: bool
     ttft: float | None
     tpot: float | None
-    ttft_held: bool | None
-    tpot_held: bool | None
+
+    @property
+    def said(self) -> Effect:
+        return self.advice.after if self.followed else self.advice.stay
+
+    @property
+    def compared(self) -> dict[str, tuple[float, float, float]]:
+        """Of each time that was measured, in seconds: from where to where it was expected, and what it was."""
+        pairs = ("ttft", self.said.ttft_within, self.ttft), ("tpot", self.said.tpot_within, self.tpot)
+        return {name: (*within, measured) for name, within, measured in pairs if measured is not None}
 
     def __str__(self) -> str:
         did = "followed" if self.followed else "not followed"
-        parts = []
-        if self.ttft is not None:
-            parts.append(f"first token {self.ttft:.3g} s, {_in_words(self.ttft_held)}")
-        if self.tpot is not None:
-            parts.append(f"{self.tpot * 1e3:.3g} ms a token, {_in_words(self.tpot_held)}")
-        return f"{self.advice.old} to {self.advice.new} was {did}: " + ("; ".join(parts) or "nothing came")
+        parts = [_in_words(name, *found) for name, found in self.compared.items()]
+        head = f"advice {self.advice.number}, {self.advice.old} to {self.advice.new}, was {did}: "
+        return head + ("; ".join(parts) or "nothing came")
 
 
-def _in_words(held: bool | None) -> str:
-    return "as expected" if held else "not as expected"
+def _in_words(name: str, low: float, high: float, measured: float) -> str:
+    words, times = ("first token {} s", 1.0) if name == "ttft" else ("{} ms a token", 1e3)
+    low, high, measured = low * times, high * times, measured * times
+    held = "held" if low <= measured <= high else "missed"
+    return f"{words.format(f'{measured:.3g}')} (expected {low:.3g} to {high:.3g}, {held})"

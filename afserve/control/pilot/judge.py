@@ -59,17 +59,14 @@ class Interval:
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
 
-    def compare(self, predicted: float, measured: float | None) -> bool | None:
-        """Whether what was measured lies in the interval of what was predicted; None where nothing was."""
-        if measured is None:
-            return None
-        error = _error(predicted, measured)
-        within = error <= self.width
-        self.compared += 1
-        self.held += within
-        self.share += _STEP * (-(1 - HOLDS) if within else HOLDS)
-        self.errors.append(error)
-        return within
+    def compare(self, predicted: float, within: tuple[float, float], measured: float | None) -> None:
+        """`within`: the interval that was said with what was predicted. None where nothing was measured."""
+        if measured is not None:
+            held = within[0] <= measured <= within[1]
+            self.compared += 1
+            self.held += held
+            self.share += _STEP * (-(1 - HOLDS) if held else HOLDS)
+            self.errors.append(_error(predicted, measured))
 
 
 def _error(predicted: float, measured: float) -> float:

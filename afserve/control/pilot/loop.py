@@ -68,7 +68,7 @@ class PilotLoop:
         self._last = advice
         self._counts["advised"] += 1
         acts = self._mode == ACT and self._may_act()
-        log.warning("%s: %s", "changes pools" if acts else "advises", advice)
+        log.warning("%s %s", "acts on" if acts else "gives", advice)
         if acts:
             self._act(advice)
 
@@ -90,10 +90,9 @@ class PilotLoop:
         fresh = self.policy.judged - self._judged
         for outcome in list(self.policy.outcomes)[-fresh:] if fresh else ():
             log.info("%s", outcome)
-            for held in (outcome.ttft_held, outcome.tpot_held):
-                if held is not None:
-                    self._counts["compared"] += 1
-                    self._counts["held"] += held
+            for low, high, measured in outcome.compared.values():
+                self._counts["compared"] += 1
+                self._counts["held"] += low <= measured <= high
         self._judged = self.policy.judged
 
     def view(self) -> PilotView:
@@ -102,7 +101,7 @@ class PilotLoop:
         return PilotView(
             self._mode,
             tuple(f"{now - one.at:.0f} s ago: {one}" for one in list(policy.advices)[-_SHOWN:]),
-            tuple(str(one) for one in list(policy.outcomes)[-_SHOWN:]),
+            tuple(f"{now - one.at:.0f} s ago: {one}" for one in list(policy.outcomes)[-_SHOWN:]),
             {} if advised is None else pool_names(advised),
             {what: self._counts[what] for what in ("advised", "acted", "refused", "compared", "held")},
             policy.figures(),

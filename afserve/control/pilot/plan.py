@@ -6,14 +6,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from afserve.control.pilot.observed import SeenWindow
-from afserve.control.pilot.sizes import (
-    Demand,
-    Expected,
-    Limits,
-    PoolSizes,
-    TargetTimes,
-    counted_up,
-)
+from afserve.control.pilot.sizes import Demand, Expected, Limits, PoolSizes, TargetTimes, counted_up
 
 _ROUNDS = 2  # in which readers and decoding are fitted to each other
 _SHARES = tuple(0.9**power for power in range(12))  # of a demand that is too large

@@ -18,7 +18,7 @@ from afserve.control.pilot.observed import Observed, SeenWindow
 from afserve.control.pilot.plan import Planner
 from afserve.control.pilot.predict import DAY, Windows
 from afserve.control.pilot.sizes import Demand, Expected, PoolSizes, TargetTimes
-from afserve.control.wire.view_values import IN_TIME
+from afserve.control.wire.view_values import COMPARED, IN_TIME
 
 _HOLD = 600.0
 _BUSY = 0.9  # of a pool: from there on a little more load means much longer waits, and nothing is learnt
@@ -93,12 +93,18 @@ class Policy:
 
     def figures(self) -> dict[str, float]:
         """What it goes by, for people."""
+        newest = self.outcomes[-1].compared if self.outcomes else {}
         return {
             "rate": self._coming.rate.present_rate,
             "rate_soon": self._coming.rate.soon(self.rules.again, self.rules.deviations),
             "ttft_within": math.exp(self.judge.ttft.width),
             "tpot_within": math.exp(self.judge.tpot.width),
             **{f"{IN_TIME}{name}": share for name, share in self._mix.in_time.items()},
+            **{
+                f"{COMPARED}{time}_{what}": value
+                for time, found in newest.items()
+                for what, value in zip(("from", "to", "measured"), found, strict=True)
+            },
         }
 
     # ---- one look
@@ -327,15 +333,12 @@ class Policy:
                 waits.from_ = seen
         elif seen.at - waits.from_.at >= self.rules.measured:
             self._open = None
-            self._compare(advice, seen.since(waits.from_))
-
-    def _compare(self, advice: Advice, window: SeenWindow) -> None:
-        followed = window.sizes == advice.new
-        said = advice.after if followed else advice.stay
-        ttft, tpot = window.ttft, window.tpot
-        held = self.judge.ttft.compare(said.ttft, ttft), self.judge.tpot.compare(said.tpot, tpot)
-        self.judged += 1
-        self.outcomes.append(Outcome(advice, followed, ttft, tpot, *held))
+            window = seen.since(waits.from_)
+            came = Outcome(advice, seen.at, window.sizes == advice.new, window.ttft, window.tpot)
+            self.judge.ttft.compare(came.said.ttft, came.said.ttft_within, came.ttft)
+            self.judge.tpot.compare(came.said.tpot, came.said.tpot_within, came.tpot)
+            self.judged += 1
+            self.outcomes.append(came)
 
 
 def _pressed(expected: Expected) -> float:

@@ -53,14 +53,15 @@ class IncidentView:
 
 
 IN_TIME = "in_time_"  # before a class of service, in a pilot's figures
+COMPARED = "compared_"  # before ttft or tpot and from, to or measured: of the newest advice that was compared
 
 
 @dataclass(frozen=True, slots=True)
 class PilotView:
     """Of a pilot: whether it acts or only advises; its last advices and what came of them, in words, oldest first; how
     many nodes of each pool it advised last; how often it advised, was followed, was judged and was right; its figures:
-    requests per second now and soon, by what factor its intervals reach to either side, and which share of each class
-    of service was in time lately."""
+    requests per second now and soon, by what factor its intervals reach to either side, which share of each class of
+    service was in time lately, and what was expected and measured of the newest advice that was compared."""
 
     mode: str
     advices: tuple[str, ...] = ()

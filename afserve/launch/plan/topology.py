@@ -18,14 +18,7 @@ from afserve.launch.plan.counts import counts_of
 from afserve.launch.plan.devices import batch_tokens, check_devices, kept_shapes, of_kinds
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
-from afserve.launch.plan.footprint import (
-    NODE_OVERHEAD,
-    gib,
-    kept_dtype,
-    kv_element_bytes,
-    needs,
-    role_bytes,
-)
+from afserve.launch.plan.footprint import NODE_OVERHEAD, gib, kept_dtype, kv_element_bytes, needs, role_bytes
 from afserve.launch.plan.kv_blocks import KV_SHARE, KvRoom, block_size, gpu_block, kv_bytes, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (

@@ -156,10 +156,7 @@ class Http(Protocol):
 
 class HttpHere:
     def __init__(
-        self,
-        models: Sequence[tuple[Backend, Tokenizer]],
-        settings: ServerSettings,
-        sock: socket.socket,
+        self, models: Sequence[tuple[Backend, Tokenizer]], settings: ServerSettings, sock: socket.socket
     ) -> None:
         self._app = build_app(models, settings)
         self._service: Service = self._app.state.service

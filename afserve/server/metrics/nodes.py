@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from afserve.control.wire.view_values import ClusterView, NodeView, PilotView
+from afserve.control.wire.view_values import COMPARED, ClusterView, NodeView, PilotView
 from afserve.counters import DeclaredCounter, Metric, Over, counters_of
 from afserve.engine.stats import KINDS, AttentionStats
 from afserve.metrics import Labels, MetricFamily, Sample, gauge, totals
@@ -144,3 +144,12 @@ def piloted(pilot: PilotView | None) -> Iterator[MetricFamily]:
     ):
         value = [((), pilot.figures[name])] if name in pilot.figures else []
         yield gauge((f"afserve_pilot_{name}",), help, value)
+    said = (
+        "Of the newest advice that was compared: the 80 % interval that was expected, and what was measured."
+    )
+    compared = [
+        (tuple(zip(("time", "what"), key.removeprefix(COMPARED).split("_"), strict=True)), seconds)
+        for key, seconds in pilot.figures.items()
+        if key.startswith(COMPARED)
+    ]
+    yield gauge(("afserve_pilot_compared_seconds",), said, compared)

@@ -24,14 +24,7 @@ from afserve.metrics import (
     render_together,
     totals,
 )
-from afserve.server.metrics.goodput import (
-    ANY_TIME,
-    DECODE,
-    PREFILL,
-    DrawCounts,
-    GoodputMeter,
-    Times,
-)
+from afserve.server.metrics.goodput import ANY_TIME, DECODE, PREFILL, DrawCounts, GoodputMeter, Times
 from afserve.server.metrics.key_meter import KeyMeter
 from afserve.server.metrics.nodes import both, counted, losses, piloted
 

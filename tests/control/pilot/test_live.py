@@ -10,7 +10,7 @@ import pytest
 from afserve.cli.status import pilot_lines
 from afserve.clock import FakeClock
 from afserve.control.pilot.acting import PoolChanges
-from afserve.control.pilot.advice import Advice, Effect
+from afserve.control.pilot.advice import Advice, Effect, Outcome
 from afserve.control.pilot.live import LiveView
 from afserve.control.pilot.loop import PilotLoop
 from afserve.control.pilot.measured import MeasuredModel
@@ -208,8 +208,40 @@ def test_what_a_pilot_says_reaches_other_gateways_and_metrics():
         "afserve_pilot_advices",
         "afserve_pilot_rate",
         "afserve_pilot_rate_soon",
+        "afserve_pilot_compared_seconds",
     }
     assert list(piloted(None)) == []
+
+
+def test_what_came_of_an_advice_is_said_with_what_was_expected(caplog):
+    """In the log, in the status, in metrics and in what other gateways hear; by the interval that was printed."""
+    policy = Scripted(None)
+    one = loop(ADVISE, policy, clock=FakeClock(100.0))
+    policy.advices.append(ADVICE)
+    policy.outcomes.append(Outcome(ADVICE, 70.0, False, 2.5, 0.02))
+    policy.judged = 1
+    with caplog.at_level(logging.INFO):
+        one.look()
+    words = (
+        "advice 1, 1:2:2 to 1:3:2, was not followed: first token 2.5 s (expected 0.5 to 2, missed); "
+        "20 ms a token (expected 10 to 40, held)"
+    )
+    view = one.view()
+    assert words in caplog.text and view.outcomes == (f"30 s ago: {words}",)
+    assert (view.counts["compared"], view.counts["held"]) == (2, 1)
+    pilot = {"mode": view.mode, "advices": view.advices, "outcomes": view.outcomes}
+    lines = pilot_lines({"pilot": {**pilot, "counts": view.counts, "figures": view.figures}})
+    assert lines[0].endswith("1 of 2 as expected") and lines[-2].startswith("  100 s ago: advice 1: 1:2:2 to")
+    assert lines[-1] == f"  30 s ago: {words}"
+    (family,) = [family for family in piloted(view) if family.names == ("afserve_pilot_compared_seconds",)]
+    assert {tuple(dict(one.labels).values()): one.value for one in family.samples} == {
+        ("ttft", "from"): 0.5,
+        ("ttft", "to"): 2.0,
+        ("ttft", "measured"): 2.5,
+        ("tpot", "from"): 0.01,
+        ("tpot", "to"): 0.04,
+        ("tpot", "measured"): 0.02,
+    }
 
 
 def test_those_that_read_prompts_do_not_run_yet():

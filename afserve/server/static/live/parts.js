@@ -75,22 +75,44 @@ export function drawEvents(status, now) {
   const lost = Object.values(status.lost).reduce((total, causes) => total + sum(causes), 0);
   $("counts").textContent = `Since the start: ${count(lost, "node")} lost, ${count(sum(status.moved), "request")} moved, ` +
     `${count(status.resent_rows, "row")} sent again, ${mib(status.reloaded_bytes)} of experts reloaded, ` +
-    `${count(status.moves, "expert")} moved`;
+    `${count(status.moves, "expert")} moved${piloted(status.pilot)}`;
   const late = Object.entries(status.refused).sort().map(([why, n]) => `${n.toLocaleString("en")} for ${why}`);
   $("refused").hidden = !late.length;
   $("refused").textContent = `Refused at once, as they would have been too late: ${late.join(", ")}`;
   const all = status.incidents.map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
-  for (const text of [...status.decisions, ...(status.pilot?.advices ?? [])]) all.push(decided(text, now));
+  for (const text of status.decisions) all.push(decided(text, now));
+  all.push(...advised(status.pilot, now));
   all.sort(([a], [b]) => b - a);
-  const list = $("events"), known = JSON.stringify(all.map(([, text]) => text));
+  const list = $("events"), known = JSON.stringify(all.map(([, text, , came]) => [text, came?.text]));
   if (list.dataset.known === known) return;
   list.dataset.known = known;
   list.replaceChildren();
-  for (const [at, text, kind] of all.slice(0, 40)) {
+  for (const [at, text, kind, came] of all.slice(0, 40)) {
     const line = element(list, "li", undefined, kind);
     element(line, "time", clock(at));
     line.append(text);
+    if (!came) continue;
+    const below = element(line, "p", undefined, came.text.includes(", missed)") ? "missed" : "held");
+    element(below, "time", clock(came.at));
+    below.append(came.text);
   }
+}
+
+function piloted(pilot) {
+  if (!pilot) return "";
+  const { advised = 0, acted = 0, compared = 0, held = 0 } = pilot.counts;
+  return `; pilot: ${advised} advised, ${acted} done` + (compared ? `, ${held} of ${compared} intervals held` : "");
+}
+
+// A pilot's advices, each with what came of it: both say its number.
+function advised(pilot, now) {
+  const number = text => text.match(/advice (\d+)/)?.[1];
+  const came = new Map();
+  for (const text of pilot?.outcomes ?? []) {
+    const [at, what] = decided(text, now);
+    came.set(number(text), { at, text: what.slice(what.indexOf("was ") + 4) });
+  }
+  return (pilot?.advices ?? []).map(text => [...decided(text, now), came.get(number(text))]);
 }
 
 const times = new Map();  // of decisions, when each was first heard of: their age is told in whole seconds
