@@ -51,6 +51,12 @@ def _bursty(trace: str, devices: int, seed: int, **more: Any) -> Case:
     return Case("half a day, bursty", trace, flags, {**_BURSTY, "seed": seed})
 
 
+def _classes(name: str, **more: Any) -> Case:
+    flags, day = {"pool": "h200=64", "tick": 5.0}, {"day": _HALF, "seed": 6, **more}
+    said = "[chat]\npriority = -10\nttft = 1.0\n\n[bulk]\nttft = 30.0\n"
+    return Case(name, "Azure", flags, day, said, "chat=0.6,bulk=0.4")
+
+
 CASES = (
     Case("the hour of the trace", "Azure", {"pool": "h200=32", "times": 4.0}),
     Case("half a day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": _HALF, "seed": 5}),
@@ -64,19 +70,13 @@ CASES = (
     _bursty("Mooncake", 128, 15, **_SLOW),
     _bursty("Azure", 256, 16),
     _bursty("Azure", 512, 17),
-    Case(
-        "half a day, two classes",
-        "Azure",
-        {"pool": "h200=64", "tick": 5.0},
-        {"day": _HALF, "seed": 6},
-        "[chat]\npriority = -10\nttft = 1.0\n\n[bulk]\nttft = 30.0\n",
-        "chat=0.6,bulk=0.4",
-    ),
+    _classes("half a day, two classes"),
     Case("day", "Azure", {"pool": "h200=64", "tick": 5.0}, {"day": 24.0, "seed": 7}),
     Case("day", "Mooncake", {"pool": "h200=128", **_SLOW}, {"day": 24.0, "seed": 8}),
     Case("half a day", "Mooncake", {"pool": "h200=256", **_SLOW}, {"day": _HALF, "seed": 9}),
     _bursty("Azure", 32, 21),
     _bursty("Azure", 64, 22),
+    _classes("half a day, two classes, a quiet night", trough=0.05),
 )
 _DEFAULTS = {
     "model": "deepseek-v3",
