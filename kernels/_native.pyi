@@ -325,12 +325,15 @@ class Stack:
         most: int,
     ) -> tuple[int, float, float]: ...
 
+class Embedding:
+    def __init__(self, data: int, rows: int, size: int, type: int) -> None: ...
+    def read(self, engine: Engine, dtype: int, token: int, count: int, out: int) -> None: ...
+
 class Predictor:
     def __init__(
         self,
         layer: Stack,
-        embed: int,
-        vocabulary: int,
+        embed: Embedding,
         embedding_norm: int,
         hidden_norm: int,
         last_norm: int,
@@ -353,10 +356,6 @@ class Predictor:
         likely: int,
         expert: int,
     ) -> int: ...
-
-class Embedding:
-    def __init__(self, data: int, rows: int, size: int, type: int) -> None: ...
-    def read(self, engine: Engine, dtype: int, token: int, count: int, out: int) -> None: ...
 
 class Decoder:
     def __init__(

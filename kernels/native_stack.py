@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afserve.kernels import _native, native_half
 from afserve.kernels.checks import expect_shape
+from afserve.kernels.formats.ggml import GgmlRows
 from afserve.kernels.indexer import chosen_batch
 from afserve.kernels.native_ggml import embedding_of
 from afserve.kernels.native_products import address, plain
@@ -129,17 +130,16 @@ class NativeStack(Stack):
         if self._rows:
             return None
         join, head = linear_of(parts.join, self._dtype), linear_of(parts.head, self._dtype)
-        rows = (parts.embed_VH, parts.embedding_norm_H, parts.hidden_norm_H, parts.last_norm_H)
-        alike = all(one.dtype is self._dtype and one.is_contiguous() for one in rows)
-        if join is None or head is None or not alike or len(parts.embed_VH) != parts.head.outputs:
+        embed_VH, norms = parts.embed_VH, (parts.embedding_norm_H, parts.hidden_norm_H, parts.last_norm_H)
+        alike = all(fits(one, self._dtype) for one in (*norms, _numbers(embed_VH)))
+        if join is None or head is None or not alike or len(embed_VH) != parts.head.outputs:
             return None
         made = _native.Predictor(
             self._stack,
-            parts.embed_VH.data_ptr(),
-            len(parts.embed_VH),
-            parts.embedding_norm_H.data_ptr(),
-            parts.hidden_norm_H.data_ptr(),
-            parts.last_norm_H.data_ptr(),
+            embedding_of(embed_VH),
+            norms[0].data_ptr(),
+            norms[1].data_ptr(),
+            norms[2].data_ptr(),
             parts.eps,
             parts.logit_scale,
             join,
@@ -149,14 +149,17 @@ class NativeStack(Stack):
 
     def open_decoder(self, parts: DecoderParts) -> StepDecoder | None:
         head, embed_VH, norm_H = linear_of(parts.head, self._dtype), parts.embed_VH, parts.last_norm_H
-        numbers = (norm_H, parts.last_bias_H, embed_VH if isinstance(embed_VH, Tensor) else None)
-        alike = all(fits(one, self._dtype) for one in numbers)
+        alike = all(fits(one, self._dtype) for one in (norm_H, parts.last_bias_H, _numbers(embed_VH)))
         if head is None or not alike or len(embed_VH) != parts.head.outputs:
             return None
         ends = embedding_of(embed_VH), norm_H.data_ptr(), address(parts.last_bias_H), parts.centred
         scales = parts.embedding_scale, parts.logit_scale, parts.logit_cap or 0.0
         made = _native.Decoder(self._stack, *ends, parts.eps, scales, self._rows, head)
         return NativeDecoder(self._engine, self, made, parts, (self._moe_layers, self._top_k))
+
+
+def _numbers(table: Tensor | GgmlRows) -> Tensor | None:
+    return table if isinstance(table, Tensor) else None
 
 
 class NativeDecoder(StepDecoder):
@@ -234,7 +237,7 @@ class NativeChain(DraftChain):
             self._engine,
             native_half.batch_handle(batch),
             plain(token_T, torch.int64).data_ptr(),
-            plain(hidden_TH, self._parts.embed_VH.dtype).data_ptr(),
+            plain(hidden_TH, self._parts.hidden_norm_H.dtype).data_ptr(),
             plain(ends_3S, torch.int32).data_ptr(),
             deepest,
             least,

@@ -85,7 +85,7 @@ class PredictorParts:
     """A layer of multi-token prediction but for its decoder layer: what its rows are made of, and how tokens are read
     of what it gives. `join` takes an embedding and a hidden row, both normed, beside each other."""
 
-    embed_VH: Tensor
+    embed_VH: Tensor | GgmlRows
     embedding_norm_H: Tensor
     hidden_norm_H: Tensor
     last_norm_H: Tensor

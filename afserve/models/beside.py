@@ -7,6 +7,7 @@ Shapes: T rows, S rows that are drafted from, H hidden, X what queries, keys and
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,14 +28,14 @@ from afserve.spec_parts import LayerSpec
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """What a head takes from the model beside which it stands: its ops and numbers, the embedding and the LM head for a
-    head without its own, whose scores nothing scales, and its last norm."""
+    """What a head takes from the model beside which it stands: its ops and numbers, rows of words (T -> T x H) and
+    the LM head for a head without its own, whose scores nothing scales, and its last norm."""
 
     ops: Ops
     dtype: torch.dtype
     positions: int
     dense: Dense
-    embed_VH: Tensor
+    words: Callable[[Tensor], Tensor]
     head: PackedLinear
     normed: Callable[[Tensor], Tensor]
 
@@ -136,7 +137,8 @@ class DraftHead:
         self.layers = [HeadLayer(tensors, stem, layer, rope) for stem, layer in pairs]
         self.keeps = [layer.keeps for layer in self.layers]
         self._fc, self._last_norm = tensors.linear("fc"), tensors.norm("norm")
-        self._embed_VH = tensors.read(EMBEDDING) if tensors.has(EMBEDDING) else beside.embed_VH
+        own_VH = tensors.read(EMBEDDING) if tensors.has(EMBEDDING) else None
+        self._words = beside.words if own_VH is None else partial(torch.index_select, own_VH, 0)
         self._head = tensors.linear(HEAD.removesuffix(".weight")) if tensors.has(HEAD) else beside.head
         self._alike = repr(spec)
         self._target_D = tensors.target_ids()
@@ -149,7 +151,7 @@ class DraftHead:
 
     def embed(self, token_T: Tensor) -> Tensor:
         """Fresh rows."""
-        return torch.index_select(self._embed_VH, 0, token_T)
+        return self._words(token_T)
 
     def last_normed(self, x_TH: Tensor) -> Tensor:
         return self._ops.rms_norm(x_TH, self._last_norm, self._eps)

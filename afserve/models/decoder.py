@@ -20,7 +20,6 @@ from afserve.kernels.packed import PackedExperts, PackedLinear
 from afserve.kernels.stack import DecoderParts, DraftChain, Stack, StackLayer, StepDecoder
 from afserve.models.attention import LatentHalf, load_attention
 from afserve.models.beside import DraftHead, TargetParts
-from afserve.models.blocks import dequantised
 from afserve.models.dense import Dense
 from afserve.models.halves import BoundHalf, LayerTensors, LoadHalf, Part, SplitLoading, norm_weights
 from afserve.models.heads import TableMaps, embedded, load_ends
@@ -200,7 +199,7 @@ class AttentionModel:
         """What a head takes of it."""
         assert self._head is not None, "a head is not asked for where it is split"
         own = self.ops, self.dtype, self._positions, self._dense
-        return TargetParts(*own, self._embedding(), self._head, self.normed)
+        return TargetParts(*own, self.words, self._head, self.normed)
 
     @property
     def keeps(self) -> list[KeptShape]:
@@ -261,7 +260,7 @@ class AttentionModel:
         if self.predictor is None or self._head is None or not self._plain_ends:
             return None
         around = self.spec.around
-        return stack.chain_drafts(self.predictor.parts(self._embedding(), self._head, around.logit_scale))
+        return stack.chain_drafts(self.predictor.parts(self._embed_VH, self._head, around.logit_scale))
 
     def step_decoder(self, stack: Stack) -> StepDecoder | None:
         """Greedy steps in one call, by a `stack` of all layers; None where the kernels have no such."""
@@ -277,12 +276,6 @@ class AttentionModel:
     def _plain_ends(self) -> bool:
         around = self.spec.around
         return around.embedding_scale == 1.0 and around.logit_cap is None
-
-    def _embedding(self) -> Tensor:
-        """As numbers, for those that look rows up by themselves: it is de-quantised once and for all."""
-        if not isinstance(self._embed_VH, Tensor):
-            self._embed_VH = dequantised(self._embed_VH, self.dtype)
-        return self._embed_VH
 
     def embed(self, token_T: Tensor, looked_up_TX: Tensor | None = None) -> Tensor:
         """A fresh x_TH, which the layers change in place. `looked_up_TX` are rows of the look-up table of a model that

@@ -12,6 +12,7 @@ from afserve.families.pattern.naming import PredictorNames
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import PackedLinear
 from afserve.kernels.stack import PredictorParts
+from afserve.models.dense import End
 from afserve.models.halves import LayerTensors, norm_weights
 from afserve.spec import ModelSpec
 
@@ -32,7 +33,7 @@ class Predictor:
         self._join = tensors.dense.linear(tensors.dense.read(source, join, (hidden, 2 * hidden)))
         self._last_norm = norm(names.last_norm)
 
-    def parts(self, embed_VH: Tensor, head: PackedLinear, logit_scale: float) -> PredictorParts:
+    def parts(self, embed_VH: End, head: PackedLinear, logit_scale: float) -> PredictorParts:
         """With the target's embedding and head, for a backend that drafts in one call."""
         norms = self._embedding_norm, self._hidden_norm, self._last_norm
         return PredictorParts(embed_VH, *norms, self._join, head, self._eps, logit_scale)

@@ -67,14 +67,6 @@ void bind_stack(py::module_& m) {
         return StackLayer{attention, std::move(gate_up), std::move(down), std::move(experts), away, group, steps ? *steps : FfnSteps{}};
       }));
   py::class_<Stack, std::shared_ptr<Stack>>(m, "Stack").def(py::init<std::vector<StackLayer>>()).def("run", run_stack);
-  py::class_<Predictor>(m, "Predictor")
-      .def(py::init([](std::shared_ptr<Stack> layer, Address embed, int vocabulary, Address embedding_norm, Address hidden_norm,
-                       Address last_norm, float eps, float logit_scale, std::shared_ptr<Linear> join, std::shared_ptr<Linear> head) {
-        PredictorParts parts{at<void>(embed), at<void>(embedding_norm), at<void>(hidden_norm), at<void>(last_norm), vocabulary,
-                             eps, logit_scale, std::move(join), std::move(head)};
-        return Predictor(std::move(parts), std::move(layer));
-      }))
-      .def("draft", draft);
   py::class_<Embedding>(m, "Embedding")
       .def(py::init([](Address data, int rows, int size, int type) {
         if (type < Embedding::NUMBERS || type >= GGML_TYPES) throw std::invalid_argument("type " + std::to_string(type));
@@ -85,6 +77,14 @@ void bind_stack(py::module_& m) {
         if (dtype_of(dtype) == Dtype::f32) return from.read(engine, at<int64_t>(token), count, at<float>(out));
         from.read(engine, at<int64_t>(token), count, at<bf16>(out));
       });
+  py::class_<Predictor>(m, "Predictor")
+      .def(py::init([](std::shared_ptr<Stack> layer, const Embedding& embed, Address embedding_norm, Address hidden_norm,
+                       Address last_norm, float eps, float logit_scale, std::shared_ptr<Linear> join, std::shared_ptr<Linear> head) {
+        PredictorParts parts{embed, at<void>(embedding_norm), at<void>(hidden_norm), at<void>(last_norm),
+                             eps, logit_scale, std::move(join), std::move(head)};
+        return Predictor(std::move(parts), std::move(layer));
+      }))
+      .def("draft", draft);
   py::class_<Decoder>(m, "Decoder")
       .def(py::init([](std::shared_ptr<Stack> layers, const Embedding& embed, Address last_norm, Address last_bias, bool centred,
                        float eps, const std::array<float, 3>& scales, int top, std::shared_ptr<Linear> head) {

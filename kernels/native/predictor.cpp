@@ -65,11 +65,7 @@ class Drafting {
   // normed_ = what the layer makes of these rows, ready to be read by the head and by the next pass.
   void pass(const Batch& batch, const int64_t* token, const E* hidden) {
     int rows = batch.tokens;
-    const E* embed = static_cast<const E*>(parts_.embed);
-    for (int r = 0; r < rows; r++) {
-      if (token[r] < 0 || token[r] >= parts_.vocabulary) throw std::out_of_range("token " + std::to_string(token[r]));
-      memcpy(x_ + size_t(r) * hidden_, embed + size_t(token[r]) * hidden_, hidden_ * sizeof(E));
-    }
+    parts_.embed.read(engine_, token, rows, x_);
     norm(x_, rows, parts_.embedding_norm, beside_);
     norm(hidden, rows, parts_.hidden_norm, normed_);
     for (int r = 0; r < rows; r++) {
@@ -152,7 +148,8 @@ Predictor::Predictor(PredictorParts parts, std::shared_ptr<Stack> layer) : parts
   expect("inputs of join", parts_.join->inputs(), 2 * layer_->hidden());
   expect("outputs of join", parts_.join->outputs(), layer_->hidden());
   expect("inputs of head", parts_.head->inputs(), layer_->hidden());
-  expect("vocabulary", parts_.head->outputs(), parts_.vocabulary);
+  expect("columns of the embedding", parts_.embed.size, layer_->hidden());
+  expect("vocabulary", parts_.head->outputs(), parts_.embed.rows);
 }
 
 template <class E>

@@ -1,13 +1,14 @@
 // Drafts by a layer of multi-token prediction: a pass over the rows of a step, then one row a sequence for each further
 // token, all in one call. The same ops as one by one, so the same tokens.
 #pragma once
+#include "embedding.h"
 #include "stack.h"
 
-// Addresses are the caller's to keep alive. `embed` (vocabulary, hidden) and the norms (hidden) are of the layer's dtype;
+// Addresses are the caller's to keep alive. The norms (hidden), and the embedding's numbers, are of the layer's dtype;
 // `join` takes an embedding and a hidden row, both normed, beside each other.
 struct PredictorParts {
-  const void *embed, *embedding_norm, *hidden_norm, *last_norm;
-  int vocabulary;
+  Embedding embed;
+  const void *embedding_norm, *hidden_norm, *last_norm;
   float eps, logit_scale;
   std::shared_ptr<Linear> join, head;
 };

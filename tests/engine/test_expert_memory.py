@@ -312,6 +312,27 @@ def test_an_experts_tensors_are_asked_for_at_once_and_packed_while_others_are_re
     bank.close()
 
 
+def test_the_next_router_is_asked_when_reads_for_this_layer_have_begun(tiny_checkpoint):
+    """And not at all where all places are this layer's."""
+    source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
+    spec, seen = spec_of(source), []
+    bank = bank_of(source, spec.top_k)
+    choose, named = bank._ahead.choose, range(spec.experts - spec.top_k - 1, spec.experts)
+
+    def noted(layer, x_RH):
+        seen.append(bank._memory.missing(layer, named[1:]))
+        return choose(layer, x_RH)
+
+    assert bank._memory.missing(0, named[1:])
+    bank._ahead.choose = noted
+    x, weight = torch.ones(1, spec.hidden), torch.ones(1, spec.top_k + 1)
+    for slots in (named[1:], named):
+        slot = torch.tensor([list(slots)], dtype=torch.int32)
+        bank.forward(0, x, slot, weight[:, : len(slots)], torch.zeros(1, spec.hidden))
+    assert seen == [[]]
+    bank.close()
+
+
 def test_reading_ahead_takes_nothing_that_is_in_use(tiny_checkpoint):
     source = ModelSource(str(tiny_checkpoint("qwen3")), "q")
     places = spec_of(source).top_k

@@ -77,14 +77,15 @@ class TieredBank(Bank):
         self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         """As `ExpertBank.forward`."""
-        slot_RK, *guessed = self._places.on_host(slot_RK, *self._ahead.choose(layer, x_RH))
+        early = [] if self._places.from_disk else self._ahead.choose(layer, x_RH)  # one wait for a device
+        slot_RK, *guessed = self._places.on_host(slot_RK, *early)
         named = _named(slot_RK)
         for slot in named:
             self._hot[layer].use(slot)
         if len(named) <= self._memory.places:
             self._ahead.check(layer, named)
             reading = self._memory.hold(layer, named)
-            self._look_ahead(layer, self._ahead.order(guessed))
+            self._look_ahead(layer, self._ahead.order(guessed or self._ahead.choose(layer, x_RH)))
             self._compute(reading, x_RH, slot_RK, weight_RK, out_RH, add)
             return
         for call in self._places.in_passes(x_RH, slot_RK, weight_RK, out_RH, add):

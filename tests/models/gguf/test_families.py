@@ -1,10 +1,11 @@
 """Models out of GGUF files against the folders that they were made of: the same numbers and the same tokens."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import afserve
 from afserve.config import ModelSource
@@ -126,14 +127,20 @@ def test_experts_stay_as_they_are_stored(name, kind, both):
 
 @pytest.mark.slow
 def test_drafts_of_its_layer_of_multi_token_prediction(tmp_path):
-    """The bundled model as a file; its layer has copies of embedding and head beside it, which nothing reads."""
+    """The bundled model as a file, its embedding in blocks, and as a folder, with the numbers that those stand for; its
+    layer has copies of embedding and head beside it, which nothing reads."""
     nano = Path(afserve.__file__).parent / "configs" / "nano"
-    tensors = {name: stored(x) for name, x in renamed(nano).items()}
+    folder, file = shutil.copytree(nano, tmp_path / "numbers"), "model.safetensors"
+    whole = load_file(nano / file)
+    blocks, numbers = q8_0(whole["model.embed_tokens.weight"].float())
+    save_file(whole | {"model.embed_tokens.weight": numbers.bfloat16()}, folder / file)
+    tensors = {name: stored(x) for name, x in renamed(nano).items()} | {"token_embd.weight": blocks}
     write(tmp_path / "nano.gguf", {**described(nano, predictors=True), **letters(2048)}, tensors)
     made = unfold(tmp_path / "nano.gguf", tmp_path / "folder")
-    wanted = collect(drive(colocated(ModelSource(str(nano), "nano"), config()), asked()))
+    plain = colocated(ModelSource(str(folder), "nano"), config(draft="mtp:1"))
+    wanted = collect(drive(plain, asked()))
     source = ModelSource(str(made), "nano")
     assert planned_spec(source, DraftChoice.parse("auto")).predictors == 1
     node = colocated(source, config(draft="mtp:1"))
     assert collect(drive(node, asked())) == wanted
-    assert node.stats().drafts.accepted > 0
+    assert node.stats().drafts.accepted == plain.stats().drafts.accepted > 0
