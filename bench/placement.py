@@ -1,6 +1,6 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python -m bench.placement [known] [drift] [limits] [product] [moves] [follow] [speed] [gain] [--json] [--save]
+    python -m bench.placement [known] [drift] [limits] [product] [moves] [follow] [pools] [speed] [gain] [--json] [--save]
 
 Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
 lognormal of the sizes named.
@@ -33,6 +33,20 @@ from bench.placement_gain import gain
 DATA = ROOT.parent / "shared" / "data" / "routing"
 RESULTS = ROOT / "bench" / "results" / "placement.jsonl"
 SHAPES = ((8, 64), (8, 72), (16, 80), (16, 96), (32, 96), (32, 128))
+POOLS = (
+    (8, 8),
+    (8, 9),
+    (9, 8),
+    (12, 8),
+    (16, 4),
+    (16, 5),
+    (20, 4),
+    (24, 4),
+    (32, 2),
+    (32, 3),
+    (36, 2),
+    (48, 2),
+)  # nodes, slots of each
 Row = dict[str, object]
 
 
@@ -175,6 +189,21 @@ def _follow_eplb(share_DLE: list[Floats], nodes: int, slots: int) -> tuple[float
     return statistics.fmean(seen), moved
 
 
+def pools() -> Iterator[Row]:
+    """What replicas bring that come with expert nodes, each of which has as many slots as the first ones: known loads,
+    and how many nodes that share their rows evenly serve as much."""
+    for nodes, each in POOLS:
+        pool, found = Nodes.even(nodes, nodes * each), list[float]()
+        for load_LE in domains("olmoe_1b7b").values():
+            placed = balance(Problem(scenarios(load_LE), pool))
+            found += list(ratios(placed.slot_LNS, placed.share_LNS, load_LE))
+        ratio = statistics.fmean(found)
+        yield {
+            "bench": "pools", "nodes": nodes, "slots_each": each, "replicas": nodes * each - 64, "ratio": ratio,
+            "worst": max(found), "serves_as": nodes / ratio,
+        }  # fmt: skip
+
+
 def speed() -> Iterator[Row]:
     """Claim 3: milliseconds on one core, the baseline beside it. `cpu` is this thread's own time."""
     rng = np.random.default_rng(0)
@@ -235,7 +264,7 @@ def gains() -> Iterator[Row]:
 
 PARTS = {
     "known": known, "drift": drifts, "limits": limit, "product": follows, "moves": moves, "follow": follow,
-    "speed": speed, "gain": gains,
+    "pools": pools, "speed": speed, "gain": gains,
 }  # fmt: skip
 
 

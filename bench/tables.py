@@ -124,6 +124,18 @@ def placement() -> str:
         for r in found
         if r["bench"] == "follow"
     ]  # fmt: skip
+    pools = [
+        [
+            r["nodes"],
+            r["slots_each"],
+            r["replicas"],
+            f"{r['ratio']:.2f}",
+            f"{r['worst']:.2f}",
+            f"{r['serves_as']:.1f}",
+        ]
+        for r in found
+        if r["bench"] == "pools"
+    ]
     speed = [
         [r["case"], f"{r['cpu_ms_median']:.1f}", f"{r['wall_ms_median']:.1f}"]
         for r in found
@@ -152,6 +164,11 @@ def placement() -> str:
             ),
             "The domain switches every minute, for four minutes: the load of the fullest node over the mean, over time, and experts moved.",
             table(["nodes, slots", "ours", "moves", "EPLB every 10 s", "moves", "never moved"], follow),
+            "Pools that grow, each node with as many slots as the first ones: slots beyond the 64 experts hold replicas. Loads known; the load of the fullest node over the mean, "
+            "and how many nodes serve as much whose loads are even (nodes over that ratio):",
+            table(
+                ["nodes", "slots of each", "replicas", "fullest / mean", "worst layer", "serves as"], pools
+            ),
             "Time of one placement, milliseconds:",
             table(["case", "CPU", "wall"], speed),
         ]
