@@ -1,6 +1,6 @@
 """Placement against its lower bound, against EPLB, under drift, and in time: the claims of `placement/`, measured.
 
-    python -m bench.placement [known] [drift] [limits] [product] [moves] [follow] [pools] [speed] [gain] [--json] [--save]
+    python -m bench.placement [known|drift|limits|product|moves|follow|pools|speed|gain ...] [--json] [--save]
 
 Loads are recorded expert counts of OLMoE-1B-7B and Mixtral-8x7B (../shared/data/routing) and, for speed, a
 lognormal of the sizes named.

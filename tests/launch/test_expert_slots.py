@@ -8,6 +8,7 @@ from rich.console import Console
 
 from afserve.config import ModelSource
 from afserve.control.membership.balancing import BalanceRules
+from afserve.control.pilot.settings import PilotSettings
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.cluster import read_cluster
@@ -18,6 +19,7 @@ from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.launch.run.banner import StartedModel, banner
+from afserve.launch.run.piloted import pilot_plan
 from afserve.member import Role
 from afserve.placement.placement import FREE
 
@@ -173,6 +175,27 @@ def test_the_balancer_is_told_of_copies_hosts_and_spare_slots():
     assert rules == BalanceRules(act=True, copies=2, spare=2, hosts=(0, 0, 1, 1))
     assert rules.nodes(5, 7).host == (0, 0, 1, 1, 2)  # one that came later
     assert replace(rules, hosts=()).nodes(5, 7).host == ()
+
+
+@pytest.mark.parametrize(
+    ("wishes", "least"),
+    [
+        ({"experts": 3}, 2),
+        (
+            {"experts": 3, "expert_copies": 2},
+            2,
+        ),  # one node has slots for all experts, and would be their only copy
+        ({"experts": 3, "expert_copies": 3}, 3),
+        (
+            {"experts": 4, "expert_copies": 2, "spare_slots": 0, "rebalance": True},
+            4,
+        ),  # one slot is to move through
+        ({"colocated": True}, 0),
+    ],
+)
+def test_a_pilot_leaves_as_many_expert_nodes_as_the_copies_need(wishes, least):
+    plan = pilot_plan(PilotSettings(pilot="advise"), chosen(**wishes), 1.0, 0.1)
+    assert plan is not None and plan.limits.least.experts == least
 
 
 def test_hosts_of_expert_nodes_come_from_the_cluster_file(tmp_path: Path):

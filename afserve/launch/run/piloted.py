@@ -25,6 +25,7 @@ from afserve.control.pilot.sizes import Limits, PoolSizes, TargetTimes
 from afserve.control.wire.desired import Deployment
 from afserve.control.wire.load_values import GatewayLoad
 from afserve.errors import ConfigError
+from afserve.launch.plan.topology import Topology
 from afserve.launch.processes.supervisor import Term
 from afserve.member import AttentionPhase, Role
 from afserve.server.access.classes import ServiceClass
@@ -47,12 +48,14 @@ class PilotPlan:
 
 def pilot_plan(
     settings: PilotSettings,
-    deployment: Deployment,
+    topology: Topology,
     ttft: float,
     tpot: float,
     classes: Iterable[ServiceClass] = (),
 ) -> PilotPlan | None:
-    """None without a pilot. `ttft` and `tpot` are the server's. Raises ConfigError for limits that cannot be."""
+    """None without a pilot. `ttft` and `tpot` are the server's. There stay as many expert nodes as the copies need that
+    were asked for. Raises ConfigError for limits that cannot be."""
+    deployment, copies = topology.deployment, topology.copies
     first = _first_sizes(deployment)
     mode = settings.mode(pools=first.prefill > 0)
     if mode == OFF:
@@ -61,8 +64,8 @@ def pilot_plan(
     if settings.pilot_idle and mode != ACT:
         raise ConfigError("--pilot-idle: does nothing without --pilot act", param="pilot_idle")
     placement = deployment.placement
-    room = max(1, placement.slots_per_node()) if first.experts else 1
-    least = -(-placement.experts // room) if first.experts else 0
+    room = max(1, placement.slots_per_node() - topology.slots.moving)
+    least = max(copies, -(-copies * placement.experts // room)) if first.experts else 0
     attention = deployment.most(Role.ATTENTION)
     experts = deployment.most(Role.EXPERT) if first.experts else 0
     most = PoolSizes(attention - 1 if first.prefill else 0, attention, experts)

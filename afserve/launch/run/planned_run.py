@@ -61,7 +61,7 @@ def plan_run(survey: Survey, settings: ServerSettings, site: Site) -> PlannedRun
     if flags.pilot.pilot_idle and flags.run.models is None:
         raise ConfigError("--pilot-idle: only models of --models sleep; drop it", param="pilot_idle")
     classes = read_classes(settings.classes_file).all if settings.classes_file else ()
-    pilot = pilot_plan(flags.pilot, topology.deployment, settings.ttft, settings.tpot, classes)
+    pilot = pilot_plan(flags.pilot, topology, settings.ttft, settings.tpot, classes)
     return PlannedRun(flags, found, names, topology, topology.keeping(balance), assignment, site, pilot)
 
 
