@@ -19,7 +19,7 @@ def engine_values(engine: Engine) -> dict[str, object]:
         "exchange_kernels": engine.exchange_kernels,
         "balances_kv": engine.balances_kv,
         "broadcasts": engine.broadcasts,
-        "multiplies_up": engine.multiplies_up,
+        "own": engine.own,
         "parallel": list(engine.parallel),
         "micro_batches": list(engine.micro_batches),
         "memory": engine.memory,

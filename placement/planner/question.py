@@ -78,6 +78,14 @@ class Question:
         """The setting that `plan` was found with."""
         return replace(self.setting_for(plan.kind), drafts=plan.drafts)
 
+    def started(self) -> "Question":
+        """The same of nodes that `afserve up` starts: with its share of memory, at the speed of these engines."""
+
+        def own(engines: tuple[tuple[str, Engine], ...]) -> tuple[tuple[str, Engine], ...]:
+            return tuple((kind, replace(engine, own=True)) for kind, engine in engines)
+
+        return replace(self, engines=own(self.engines), others=own(self.others))
+
     def with_drafts(self, drafts: Drafts) -> "Question":
         """The same where every candidate drafts so."""
         return replace(self, setting=replace(self.setting, drafts=drafts), draftable=())

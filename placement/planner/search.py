@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.first_token import readers_keep_up
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import expert_weight_bytes, largest_batch, shared_weight_bytes
+from afserve.placement.planner.perf.kv import expert_weight_bytes, shared_weight_bytes
 from afserve.placement.planner.perf.prefill import (
     PrefillInstance,
     decoding_only,
@@ -20,6 +20,7 @@ from afserve.placement.planner.perf.prefill import (
     reader,
     with_reader,
 )
+from afserve.placement.planner.perf.room import hold_experts, largest_batch
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import Stages, afd_stages, colocated_stages, prompt_seconds
 
@@ -203,21 +204,13 @@ class PlanFamily:
             )
             fits = self.ranks * self.tensor_parallel >= copies
         else:
-            moved = shared_weight_bytes(shape, precision) if setting.shared_on_experts else 0.0
+            elsewhere = setting.shared_on_experts and not setting.engine.own
+            moved = shared_weight_bytes(shape, precision) if elsewhere else 0.0
             resident = np.full_like(self.ranks, -moved / self.tensor_parallel)
             needed = expert_weight_bytes(shape, precision, setting.routing, self.expert_devices)
             needed = needed + moved / np.maximum(self.expert_devices, 1.0)
-            fits = (needed <= self.experts.memory * 0.92) & (self.expert_devices >= copies)
-        resident = resident + setting.kernel_bytes(self.attention)
-        most = largest_batch(
-            shape,
-            self.attention,
-            precision,
-            setting.workload,
-            self.tensor_parallel,
-            resident,
-            setting.engine.memory,
-        )
+            fits = hold_experts(setting, self.experts, needed) & (self.expert_devices >= copies)
+        most = largest_batch(setting, self.attention, self.tensor_parallel, resident)
         return np.where(fits, np.minimum(np.floor(most / self.micro_batches), BATCH_LIMIT), 0.0)
 
 

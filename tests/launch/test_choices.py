@@ -20,7 +20,7 @@ from afserve.control.wire.fields import put_settings
 from afserve.errors import AfserveError, ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.drafting import planned_spec
-from afserve.launch.plan.footprint import NODE_OVERHEAD, needs
+from afserve.launch.plan.footprint import needs
 from afserve.launch.plan.gpus import Gpus
 from afserve.launch.plan.machine import Machine, this_machine
 from afserve.launch.plan.models import CONFIGS, find_model, shapes
@@ -29,6 +29,7 @@ from afserve.launch.plan.wishes import Share, Wishes
 from afserve.launch.run.banner import StartedModel, banner, examples, ranges
 from afserve.launch.run.planned_run import plan_here
 from afserve.member import Role
+from afserve.placement.node_room import NODE_OVERHEAD
 from afserve.quantization import Quantization
 
 GIB = 1 << 30

@@ -259,6 +259,8 @@ def test_each_host_has_its_own_memory(file: Path) -> None:
     assert 0 < nodes < 2 * GIB, "half of what the CPU's weights leave, which is less than the GPU has"
     small, half = (kv((replace(found[0], memory=GIB, device=kind), *found[1:])) for kind in ("cuda", "cpu"))
     assert small == pytest.approx(1.6 * half, rel=0.01) and small < kv(found), "four fifths of a GPU's"
+    given = kv((replace(found[0], memory=GIB, device="cpu", own=True), *found[1:]))
+    assert given == small, "and of a CPU's host that the file gives its nodes"
 
 
 def test_gpus_elsewhere_have_what_their_chip_has(file: Path) -> None:

@@ -12,7 +12,6 @@ from afserve.control.pilot.settings import PilotSettings
 from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.cluster import read_cluster
-from afserve.launch.plan.footprint import NODE_OVERHEAD
 from afserve.launch.plan.hosts import assign
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
@@ -21,6 +20,7 @@ from afserve.launch.plan.wishes import Share, Wishes
 from afserve.launch.run.banner import StartedModel, banner
 from afserve.launch.run.piloted import pilot_plan
 from afserve.member import Role
+from afserve.placement.node_room import NODE_OVERHEAD
 from afserve.placement.placement import FREE
 
 GIB = 1 << 30

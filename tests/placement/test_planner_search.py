@@ -15,7 +15,7 @@ from afserve.placement.planner.cluster_file import cluster_toml
 from afserve.placement.planner.infeasible import explain
 from afserve.placement.planner.perf.attention import Precision
 from afserve.placement.planner.perf.experts import Routing
-from afserve.placement.planner.perf.kv import largest_batch
+from afserve.placement.planner.perf.room import largest_batch
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.workload import Lengths, fixed_context, from_lengths
 from afserve.placement.planner.plan import Plan
@@ -270,7 +270,8 @@ def test_caches_of_random_lengths_need_more_room_than_the_mean() -> None:
     chip, shape = load_hardware("h20"), load_model("qwen3-235b-a22b")
     even = fixed_context(8192)
     uneven = replace(even, context_deviation=8192.0)
-    most = [float(largest_batch(shape, chip, Precision(), work, 1)) for work in (even, uneven)]
+    asked = [Setting(shape, load_curves("h200"), work) for work in (even, uneven)]
+    most = [float(largest_batch(one, chip, 1, 0.0)) for one in asked]
     assert most[1] < most[0] <= BATCH_LIMIT
     used = most[1] * 8192 + 2.326 * most[1] ** 0.5 * 8192
     assert used <= most[0] * 8192 * 1.01 + 8192

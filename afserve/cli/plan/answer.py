@@ -35,7 +35,8 @@ def answer(asked: AnswerFlags, flags: dict[str, Any]) -> None:
     _check_endings("chart", asked.charts, (".png", ".html"))
     _check_endings("report", asked.reports, (".html", ".json", ".png"))
     model, typed = flags["model"], dict(flags)  # groups are taken out of the flags
-    question = on_one_machine(asked_question(flags), asked.cores)
+    asked_for = asked_question(flags)
+    question = on_one_machine(asked_for.started() if asked.cluster else asked_for, asked.cores)
     if asked.goodput:
         from afserve.cli.plan.goodput import check_goodput
 

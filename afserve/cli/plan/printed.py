@@ -6,6 +6,7 @@ from afserve.cli.plan.aligned import aligned
 from afserve.cli.plan.report_assumed import host_notes
 from afserve.cli.plan.tables import table_notes
 from afserve.placement.planner.bound_one import alone_words
+from afserve.placement.planner.perf.engine import PLAIN
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.prefill import BUSY
 from afserve.placement.planner.plan import Plan
@@ -174,15 +175,14 @@ def _assumed(question: Question) -> str:
     """Precision and routing: what the answer hangs on beside the hardware."""
     precision, routing = question.setting.precision, question.setting.routing
     words = [f"weights {precision.experts}"]
-    if precision.attention != precision.experts:
-        words.append(f"attention weights {precision.attention}")
+    words += [f"attention weights {precision.attention}"] if precision.attention != precision.experts else []
     words.append(f"cache {precision.kv}")
     layers = f" of {routing.counted_layers} layer{'s' * (routing.counted_layers != 1)}"
     words.append(f"measured expert counts{layers}" if routing.counts else f"expert skew {routing.zipf:g}")
-    if routing.redundant:
-        words.append(f"{routing.redundant} spare expert slots")
-    if routing.copies > 1:
-        words.append(f"{routing.copies} copies of every expert")
+    if any(engine.own and engine.name != PLAIN.name for _, engine in question.engines):
+        words.append("memory as `afserve up` keeps it")
+    words += [f"{routing.redundant} spare expert slots"] if routing.redundant else []
+    words += [f"{routing.copies} copies of every expert"] if routing.copies > 1 else []
     return ", ".join(words)
 
 

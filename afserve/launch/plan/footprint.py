@@ -9,21 +9,20 @@ from afserve.config import AUTO, ModelSource
 from afserve.config_texts import libraries_of
 from afserve.families.fp8_maps import parameters_in_blocks
 from afserve.kernels.devices import scratch
-from afserve.launch.plan.kv_blocks import block_size
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Wishes
+from afserve.placement.kv_blocks import block_size
+from afserve.placement.node_room import NODE_OVERHEAD, USABLE
 from afserve.quantization import NATIVE_FP8_BITS, Quantization
 from afserve.spec import BYTES, ModelSpec
 from afserve.spec_parts import projections_of
 
 GIB = 1 << 30
-NODE_OVERHEAD = 256 << 20  # interpreter, torch, buffers: 210 to 240 MiB measured, without weights and KV
 INT4_BITS = 4.5  # of a weight: a code and its share of a bfloat16 scale for 32
 STORED_BITS = 4  # and a checkpoint's own scales in float32; those of MXFP4 are bfloat16, on GPUs bytes
 MXFP4_BITS = 4.25  # on GPUs
 _FP8_BITS = 8 + 32 / 128**2  # on GPUs: a byte, and its share of a float32 scale for a block of 128 x 128
 _KEPT_BITS = {"fp8": _FP8_BITS, "native fp8": NATIVE_FP8_BITS, "mxfp4": MXFP4_BITS}
-_SPARE = 0.10  # of the free memory, left to everything else on the machine
 
 
 def element_bytes(source: ModelSource, spec: ModelSpec) -> int:
@@ -157,7 +156,7 @@ def _own_bytes(spec: ModelSpec, size: int, dense_dtype: str, stored: Quantizatio
 
 def usable(machine: Machine) -> int:
     """Bytes that nodes may take together."""
-    return int(machine.memory * (1 - _SPARE))
+    return int(machine.memory * USABLE)
 
 
 def gib(size: float) -> str:

@@ -87,4 +87,4 @@ def _share(
         memory, who = bytes_of_gpu(cluster, host)
         place = f"{name}, by {who}"
     device = "cpu" if host.on_cpu else "cuda"
-    return Share(len(nodes) - experts, experts, first.here, memory, place, device)
+    return Share(len(nodes) - experts, experts, first.here, memory, place, device, host.on_cpu and said > 0)

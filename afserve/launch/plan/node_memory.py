@@ -13,7 +13,6 @@ from afserve.kernels.devices import scratch
 from afserve.launch.plan.devices import attention_bytes
 from afserve.launch.plan.drafting import numbers_beside
 from afserve.launch.plan.footprint import (
-    NODE_OVERHEAD,
     element_bytes,
     gib,
     kept_dtype,
@@ -22,10 +21,12 @@ from afserve.launch.plan.footprint import (
     role_bytes,
     usable,
 )
-from afserve.launch.plan.kv_blocks import KvRoom
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.wishes import Share, Wishes
+from afserve.placement import node_room
 from afserve.placement.expert_memory import FLAG, places_within
+from afserve.placement.kv_blocks import KvRoom
+from afserve.placement.node_room import NODE_OVERHEAD
 from afserve.settings import flag_of
 from afserve.spec import ModelSpec
 
@@ -123,7 +124,7 @@ def left_by(machine: Machine, share: Share, weights: NodeWeights) -> int:
     """What nodes leave on a host for KV caches. Below zero where they do not fit."""
     host = 0 if share.device == "cuda" else weights.host
     taken = share.attention * (weights.attention + host + weights.kernels) + share.experts * weights.expert
-    return usable(memory_of(machine, share)) - taken - share.total * NODE_OVERHEAD
+    return int(node_room.left_by(float(memory_of(machine, share).memory), taken, share.total))
 
 
 def room_of_one(machine: Machine, share: Share, weights: NodeWeights) -> int:

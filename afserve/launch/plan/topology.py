@@ -18,8 +18,7 @@ from afserve.launch.plan.counts import counts_of
 from afserve.launch.plan.devices import batch_tokens, check_devices, kept_shapes, of_kinds
 from afserve.launch.plan.drafting import bytes_beside, decided
 from afserve.launch.plan.expert_slots import ExpertSlots, first_placement, spare_for_recovery, without_spare
-from afserve.launch.plan.footprint import NODE_OVERHEAD, gib, kept_dtype, kv_element_bytes, needs, role_bytes
-from afserve.launch.plan.kv_blocks import KV_SHARE, KvRoom, block_size, gpu_block, kv_bytes, kv_room
+from afserve.launch.plan.footprint import gib, kept_dtype, kv_element_bytes, needs, role_bytes
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.node_memory import (
     NodeWeights,
@@ -36,12 +35,14 @@ from afserve.launch.plan.node_memory import (
 from afserve.launch.plan.numa import dealt, seats_for
 from afserve.launch.plan.wishes import Share, Wishes
 from afserve.member import MODEL_ROLES, MOST_NODES, NodeId, Role, expert_node
+from afserve.placement.kv_blocks import KvRoom, block_size, gpu_block, kv_room
+from afserve.placement.node_room import KV_SHARE, NODE_OVERHEAD, kv_bytes
 from afserve.settings import in_range
 from afserve.spec import ModelSpec
 
 _SPARE_SHARE = 0.25  # of what weights leave: the most that spare expert slots take, unless the user says
 _SEQUENCES = 256
-_KV_SEQUENCES = 64  # of full length, by default; shorter ones leave room for more
+_KV_SEQUENCES = 64  # of full length, or as many as run at once; shorter ones leave room for more
 _ATTENTION_HEADROOM = 2  # times as many attention nodes as at first: mailboxes nobody writes take no memory
 _LEAST_MOST_ATTENTION = 8
 
@@ -287,7 +288,7 @@ def _kv(
         picked["block-size"] = f"{block}, since each block holds {gib(spec.state_bytes())} of states"
     shares = wishes.memory_shares(nodes)
     room, tight = min(
-        (kv_bytes(room_of_one(machine, share, weights), share.device or wishes.engine.device), number)
+        (int(kv_bytes(float(room_of_one(machine, share, weights)), own=wishes.owns(share))), number)
         for number, share in enumerate(shares)
         if share.attention
     )
@@ -295,7 +296,7 @@ def _kv(
     in_range("--max-model-len", longest, 2, spec.max_position)
     tokens = wishes.kv_tokens
     if tokens is None:
-        tokens = min(kv.tokens_in(room), max(block, _KV_SEQUENCES * longest))
+        tokens = min(kv.tokens_in(room), max(block, max(_KV_SEQUENCES, wishes.batch or 0) * longest))
         free = gib(memory_of(machine, shares[tight]).memory)
         picked["kv-tokens"] = f"{tokens} per attention node, {gib(kv.bytes_of(tokens))} of {free} free"
     if tokens < block and wishes.kv_tokens is not None:

@@ -31,7 +31,8 @@ _SILENCE = Range(0.2, 3600.0, whole=False)
 class Share:
     """Nodes of one host, or of one memory there: a host's or a GPU's. What is not `here` is taken to be like this
     machine, and refuses for itself, unless `memory` says how many bytes are free for its nodes; then `place` says in
-    words whose they are. `device`: the kind, where it is not what all attention nodes have."""
+    words whose they are. `device`: the kind, where it is not what all attention nodes have. `own`: a cluster file gives
+    them that memory."""
 
     attention: int
     experts: int
@@ -39,6 +40,7 @@ class Share:
     memory: int = 0
     place: str = ""
     device: str = ""
+    own: bool = False
 
     @property
     def total(self) -> int:
@@ -176,6 +178,10 @@ class Wishes:
     def attention_on(self) -> frozenset[str]:
         """Devices; of two kinds where a cluster file gives prefill nodes another than decode nodes."""
         return frozenset({self.engine.device, self.prefill_device or self.engine.device})
+
+    def owns(self, share: Share) -> bool:
+        """Whether nobody else uses the memory of these attention nodes."""
+        return share.own or (share.device or self.engine.device) != "cpu"
 
     def memory_shares(self, nodes: Share) -> tuple[Share, ...]:
         """What shares one memory: the nodes of a host, or of a GPU."""

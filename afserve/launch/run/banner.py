@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from afserve.kernels.isa import DIFFERENT_ISAS
-from afserve.launch.plan.footprint import NODE_OVERHEAD
 from afserve.launch.plan.topology import Need, Topology
 from afserve.member import AttentionPhase, Role
+from afserve.placement.node_room import NODE_OVERHEAD
 from afserve.placement.placement import FREE
 from afserve.placement.rebalance.copies import copies_in_words
 

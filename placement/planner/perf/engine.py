@@ -71,7 +71,7 @@ class Engine:
     """kinds: what it runs (colocated, afd); against: the engine of the other kind it is compared with by default.
 
     steps_ahead, shared_on_experts, exchange_kernels, balances_kv, broadcasts: how it works, as in `perf.Setting`.
-    multiplies_up: prompts over latents are multiplied up in memory beside the caches (`perf.kv.kernel_bytes`).
+    own: it is this project's, whose nodes share their memory out as `afserve up` does (`node_room`, `kv_blocks`).
     parallel, micro_batches: degrees of tensor parallelism, and micro-batches in flight, that it runs. memory: share of
     a device's memory for weights and caches. factors: by label ("chip h200", "model
     glm-5", "experts fp4"). rows: what it was fitted to. fit: how many rows and series, and the median error of series
@@ -87,7 +87,7 @@ class Engine:
     exchange_kernels: bool = True
     balances_kv: bool = False
     broadcasts: bool = False
-    multiplies_up: bool = False
+    own: bool = False
     parallel: tuple[int, ...] = (1, 2, 4, 8)
     micro_batches: tuple[int, ...] = (1, 2, 3, 4)
     memory: float = 0.90
@@ -132,7 +132,7 @@ def _factor(log: Array) -> Array:
     return np.asarray(np.exp(np.minimum(np.maximum(log, -_MOST_LOG), _MOST_LOG)))
 
 
-PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine", multiplies_up=True)
+PLAIN = Engine("afserve", about="bare kernels: nothing is known of an engine", own=True)
 
 
 @lru_cache(maxsize=64)

@@ -46,7 +46,7 @@ def engine_from_values(source: str, values: Mapping[str, object]) -> Engine:
         exchange_kernels=_flag(entries, "exchange_kernels"),
         balances_kv=entries.has("balances_kv") and _flag(entries, "balances_kv"),
         broadcasts=entries.has("broadcasts") and _flag(entries, "broadcasts"),
-        multiplies_up=entries.has("multiplies_up") and _flag(entries, "multiplies_up"),
+        own=entries.has("own") and _flag(entries, "own"),
         parallel=_counts(entries, "parallel"),
         micro_batches=_counts(entries, "micro_batches"),
         memory=_share(entries, "memory"),

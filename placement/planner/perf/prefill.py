@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from afserve.config import EngineSettings
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import attention_weight_bytes, cache_bytes, expert_weight_bytes
+from afserve.placement.planner.perf.kv import cache_bytes, expert_weight_bytes
+from afserve.placement.planner.perf.room import cache_room
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import Stages, prompt_seconds
 
@@ -80,20 +81,20 @@ def reader(
     """An instance of `chip`: one attention device beside `expert_devices` of `experts`, or colocated where that is
     None, as few devices as hold the model, which read short prompts together. None where it does not fit."""
     shape, precision = setting.held, setting.precision
-    moved = cache_bytes(shape, precision, setting.workload.mean_prompt)
-    own = attention_weight_bytes(shape, precision, 1) + moved + setting.kernel_bytes(chip)
-    room = chip.memory * setting.engine.memory
-    computed = setting.workload.mean_prompt * (1 - setting.found.found_share)
+    prompt = setting.workload.mean_prompt
+    moved = cache_bytes(shape, precision, prompt)
+    computed = prompt * (1 - setting.found.found_share)
     step = _STEP_TOKENS / computed
     chunk = min(step, 1.0)
     fetching, lag = setting.fetching, 1 / shape.layers
     if experts is not None:
         attention, read = prompt_seconds(setting, chip, experts, 1, np.ones(1), expert_devices)
         busy, latency = np.maximum(attention, fetching), fetching + attention + read
-        return PrefillInstance(1.0, busy, latency, moved, fetching, read, chunk, lag) if own <= room else None
+        fits = moved <= cache_room(setting, chip, 1, 0.0, prompt).size
+        return PrefillInstance(1.0, busy, latency, moved, fetching, read, chunk, lag) if fits else None
     for size in 2.0 ** np.arange(11):
         held = expert_weight_bytes(shape, precision, setting.routing, np.array([size]))
-        if own + float(held[0]) <= room:
+        if moved <= cache_room(setting, chip, 1, held, prompt).size[0]:
             one = np.full_like(expert_devices, size)
             attention, read = prompt_seconds(setting, chip, chip, 1, one, one)
             shared = prompt_seconds(setting, chip, chip, 1, one, one, max(int(step), 1))[1]

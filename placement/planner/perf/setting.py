@@ -113,7 +113,7 @@ class Setting:
     def kernel_bytes(self, chip: Hardware) -> int:
         """What attention, which takes none of a CPU, and an encoder take of such a device beside weights and caches."""
         seeing = self.held.encoder.scratch_bytes(2) if self.held.encoder else 0
-        return seeing + (kernel_bytes(self.held) if self.engine.multiplies_up and not chip.isa else 0)
+        return seeing + (kernel_bytes(self.held) if self.engine.own and not chip.isa else 0)
 
     def drafter_pass(self, rows: int) -> "Setting":
         """The drafter as a model of its own, in a pass with so many rows of each sequence; it is part of a step."""

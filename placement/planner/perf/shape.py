@@ -16,9 +16,10 @@ class AttentionLayers:
     weight_elems: projection weights of one layer. kv_elems: cached elements per token and layer.
     pair_flops: FLOPs for one query token and one attended token in decode (both matrix products, absorbed for MLA);
     prefill_pair_flops: the same in prefill. reach: tokens attended at most (0 = all); holds: tokens cached at most
-    (0 = all). scan_elems and scan_flops: read and done per cached token before attending (a sparse indexer), within
-    kv_elems. state_elems: cache per request whatever its length. kv_heads: how many ways the cache divides over
-    tensor-parallel devices. row_elems: activations one token writes and reads back between the products.
+    (0 = all), which are a window's, or a chunk's (`chunked`). scan_elems and scan_flops: read and done per cached token
+    before attending (a sparse indexer), within kv_elems. state_elems: cache per request whatever its length. kv_heads:
+    how many ways the cache divides over tensor-parallel devices. row_elems: activations one token writes and reads back
+    between the products.
     """
 
     kind: str
@@ -31,10 +32,16 @@ class AttentionLayers:
     kv_heads: int
     reach: int = 0
     holds: int = 0
+    chunked: bool = False
     scan_elems: int = 0
     scan_flops: float = 0.0
     state_elems: int = 0
     row_elems: int = 0
+
+    def cached_bytes(self, element: int) -> int:
+        """Per token and layer in a cache of this project, of numbers of so many bytes: `AttentionSpec.kv_bytes`."""
+        scales = 8 * (self.kv_heads + (self.scan_elems > 0)) if element == 1 and self.kv_elems else 0
+        return element * self.kv_elems + scales
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _gqa(a: AttentionSpec, layers: int, hidden: int) -> AttentionLayers:
         kv_heads=kv_heads,
         reach=a.indexer.reach if a.indexer else window,
         holds=window,
+        chunked=a.window is None and a.chunk is not None,
         scan_elems=index_dim,
         scan_flops=2.0 * index_heads * index_dim,
         row_elems=2 * hidden + 2 * (heads + kv_heads) * both,

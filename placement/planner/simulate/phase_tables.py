@@ -10,17 +10,21 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afserve.placement.planner.perf.attention import prefill_step
 from afserve.placement.planner.perf.drafting import NO_DRAFTS
 from afserve.placement.planner.perf.halves import attention_half, expert_half
 from afserve.placement.planner.perf.hardware import Hardware
-from afserve.placement.planner.perf.kv import USABLE, attention_weight_bytes, cache_bytes, expert_weight_bytes
+from afserve.placement.planner.perf.kv import cache_bytes, expert_weight_bytes
+from afserve.placement.planner.perf.room import cache_room, hold_experts
 from afserve.placement.planner.perf.setting import Setting
 
 _ROWS = np.unique(np.round(np.geomspace(1, 1 << 21, 64)))
 _SIZES: list[float] = _ROWS.tolist()
 _CONTEXTS = [1.0, 512.0, 2048.0, 8192.0, 32768.0, 131072.0]
+Array = NDArray[np.float64]
+_WHOLE_BLOCKS = 4096.0  # tokens of a request; of shorter ones, blocks that are partly filled are not counted
 _LOG = math.log(1.02)
 
 
@@ -204,22 +208,21 @@ class StageTables:
     def kv_tokens(self, devices: int, experts: int) -> float:
         """Tokens of caches that fit on `devices`, of which each holds 1/`experts` of the experts (0: none). Devices of
         a rank have a part of its heads each, or all where there are fewer heads than devices."""
-        shape, precision = self.setting.held, self.setting.precision
-        free = self.chip.memory * USABLE - attention_weight_bytes(shape, precision, self.tensor_parallel)
-        if experts:
-            held = expert_weight_bytes(shape, precision, self.setting.routing, np.array([float(experts)]))
-            free -= float(held[0])
-        split = min(self.tensor_parallel, *(group.kv_heads for group in shape.attention))
-        ranks = devices / self.tensor_parallel
-        return max(0.0, ranks * split * free / cache_bytes(shape, precision, 1.0))
+        held = self._expert_bytes(experts) if experts else np.zeros(1)
+        whole = self.setting.workload.mean_prompt + self.setting.workload.mean_answer
+        room = cache_room(self.setting, self.chip, self.tensor_parallel, held, max(whole, _WHOLE_BLOCKS))
+        return devices / self.tensor_parallel * float(room.tokens[0])
 
     def hold_experts(self, devices: int) -> bool:
         """Whether the experts fit on devices that have nothing else."""
+        return bool(hold_experts(self.setting, self.chip, self._expert_bytes(devices))[0])
+
+    def _expert_bytes(self, devices: int) -> Array:
+        """On each of so many."""
         setting = self.setting
-        held = expert_weight_bytes(
+        return expert_weight_bytes(
             setting.held, setting.precision, setting.routing, np.array([float(devices)])
         )
-        return bool(held[0] <= self.chip.memory * USABLE)
 
     def hand_over(self, tokens: float) -> float:
         """Seconds until the KV of a prompt is at another device, over the network."""

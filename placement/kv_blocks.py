@@ -4,6 +4,7 @@ A block also holds the states of layers that have them (kernels/delta.py). Unles
 they are so long that states take no more memory than keys and values do. It knows no machine.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -12,32 +13,29 @@ from afserve.spec import ModelSpec
 
 _PLAIN = 16  # tokens: a tile of the native kernels
 # of keys that the Triton kernels for attention take in a step: one entry of the block table names them
-_GPU = 64
+GPU_BLOCK = 64
 _ENDS = 8
 _FEWEST = 8  # blocks of a cache whose size is given, so that several requests fit into it
-
-KV_SHARE = 0.5  # of what weights leave, unless the user says
-_MOST = 4 << 30  # bytes, on a CPU
-_SHARE_OF_GPU = 0.8  # whose memory nobody else uses: a step's rows, its logits and the context take the rest
-
-
-def kv_bytes(room: int, device: str) -> int:
-    """Of the `room` bytes that weights leave an attention node, what its KV cache takes unless the user says."""
-    return min(int(room * KV_SHARE), _MOST) if device == "cpu" else int(room * _SHARE_OF_GPU)
 
 
 def gpu_block(spec: ModelSpec, devices: Collection[str]) -> int | None:
     """Tokens of a block where some attention nodes are on GPUs and no layer has states; None elsewhere. Nodes that move
     blocks to each other have them of one size."""
-    return None if set(devices) == {"cpu"} or spec.state_bytes() else _GPU
+    return None if set(devices) == {"cpu"} or spec.state_bytes() else GPU_BLOCK
 
 
 def block_size(spec: ModelSpec, element: int, asked: int | None, kv_tokens: int | None = None) -> int:
     """Tokens, `asked` if that is a number. `element`: bytes of a key's or a value's number, 1 in 8 bits. `kv_tokens`:
     of a node's whole cache, where they are given."""
-    if asked is not None:
-        return asked
-    states, token = spec.state_bytes(), spec.kv_bytes_per_token(element)
+    return (
+        balanced_block(spec.state_bytes(), spec.kv_bytes_per_token(element), kv_tokens)
+        if asked is None
+        else asked
+    )
+
+
+def balanced_block(states: int, token: int, kv_tokens: int | None = None) -> int:
+    """Tokens of a block where a sequence's states have so many bytes, and a token's keys and values so many."""
     if not states:
         return _PLAIN
     longest = int(BLOCK_TOKENS.high)
@@ -81,6 +79,14 @@ class KvRoom:
         blocks = tokens // self.block
         return self.fixed + blocks * self.whole + (self.window_blocks(blocks) or blocks) * self.windowed
 
+    def bytes_of_request(self, tokens: float, window: int) -> tuple[float, bool]:
+        """Of one request, with what it sees in layers with a window; and whether these have blocks of their own, of
+        which a step's, the node's `seen`, come beside."""
+        blocks = math.ceil(tokens / self.block)
+        own = seen_blocks(window, self.block) + blocks / _ENDS
+        apart = self.windowed > 0 and 2 * own <= blocks
+        return blocks * self.whole + (own if apart else blocks) * self.windowed, apart
+
     def tokens_in(self, size: int) -> int:
         """As many as so many bytes hold, in whole blocks; fewer than none where size is below 0."""
         blocks = (size - self.fixed) // (self.whole + self.windowed)
@@ -103,5 +109,15 @@ def kv_room(
     windowed = sum(shape.windowed_bytes_per_token(element) for shape in shapes) * block
     tokens = sum(shape.kv_bytes_per_token(element, block) for shape in shapes)
     whole = (tokens + beside) * block - windowed
-    seen = sequences * (-(-spec.widest_window // block) + 1) + -(-step_tokens // block) + 2
+    seen = sequences * seen_blocks(spec.widest_window, block) + of_step(step_tokens, block)
     return KvRoom(block, whole, windowed, seen)
+
+
+def seen_blocks(window: int, block: int) -> int:
+    """Of a sequence."""
+    return -(-window // block) + 1
+
+
+def of_step(tokens: int, block: int) -> int:
+    """Blocks of layers with a window that a step of so many tokens writes."""
+    return -(-tokens // block) + 2

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from afserve.config import EngineSettings, ModelSource
 from afserve.engine.build import colocated
 from afserve.families.table import load_spec, spec_from_config
-from afserve.launch.plan.kv_blocks import KvRoom, block_size, kv_room
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.wishes import Wishes
+from afserve.placement.kv_blocks import KvRoom, block_size, kv_room
 
 MODELS = Path(__file__).parents[2] / "configs/models"
 GIB = 1 << 30
