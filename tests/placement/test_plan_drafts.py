@@ -21,8 +21,14 @@ from afserve.placement.planner.perf.acceptance import (
     measured_lengths,
     typed_lengths,
 )
-from afserve.placement.planner.perf.draft_model import model_drafter
-from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, Drafts, alone, with_drafter
+from afserve.placement.planner.perf.drafting import (
+    DRAFTERS,
+    NO_DRAFTS,
+    Drafts,
+    alone,
+    model_drafter,
+    with_drafter,
+)
 from afserve.placement.planner.perf.setting import Setting
 from afserve.placement.planner.perf.stages import afd_stages, colocated_stages
 from afserve.placement.planner.perf.workload import fixed_context

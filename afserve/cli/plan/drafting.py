@@ -9,8 +9,14 @@ from afserve.placement.planner.draft_worth import DraftWorth
 from afserve.placement.planner.infeasible import describe
 from afserve.placement.planner.interval import WITHIN_80
 from afserve.placement.planner.perf.acceptance import OTHER, Accepted, expected_lengths, typed_lengths
-from afserve.placement.planner.perf.draft_model import MODEL, model_drafter
-from afserve.placement.planner.perf.drafting import DRAFTERS, NO_DRAFTS, DrafterCosts, Drafts
+from afserve.placement.planner.perf.drafting import (
+    DRAFTERS,
+    MODEL,
+    NO_DRAFTS,
+    DrafterCosts,
+    Drafts,
+    model_drafter,
+)
 from afserve.placement.planner.perf.shape import ModelShape
 
 _AUTO, _OFF = "auto", "off"

@@ -8,11 +8,16 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from afserve.errors import ConfigError
 from afserve.placement.planner.perf.shape import AttentionLayers, ModelShape
+from afserve.placement.planner.perf.shape_attention import attention_layers
+from afserve.spec import ModelSpec
+from afserve.spec_parts import DenseSpec
 
 NEIGHBOURS = 0.5
 """Of a verified row that is not its sequence's first: the independent rows that choose as many distinct experts.
 Neighbours choose alike: verifying 4 tokens loads about 2.5 times the experts of one (Cohere), not 4 times."""
+MODEL = "model"  # the drafter that is a small model of its own
 _HEAD_DIM, _KV_HEADS, _INNER = 128, 8, 3.5
 """Of a dense draft layer, where no checkpoint is read: Llama-3's, with an FFN of so many times the hidden size."""
 
@@ -90,6 +95,25 @@ class Drafts:
 
 
 NO_DRAFTS = Drafts()
+
+
+def model_drafter(spec: ModelSpec, folder: str) -> DrafterCosts:
+    """Raises ConfigError where the model in `folder` has experts: which of them are read hangs on the batch."""
+    if spec.moe_layer_ids:
+        raise ConfigError(
+            f"--draft model: {folder}: {spec.family} has experts, and plans count draft models without; take one of "
+            "the same tokenizer such as Qwen3-0.6B, or measure with afserve up",
+            param="draft",
+        )
+    layers = [spec.layer(number) for number in range(spec.layers)]
+    inner = max(layer.ffn.inner for layer in layers if isinstance(layer.ffn, DenseSpec))
+    groups = tuple(
+        replace(group, weight_elems=group.weight_elems + 3 * spec.hidden * inner)
+        for group in attention_layers((layer.attention for layer in layers), spec.hidden)
+    )
+    return DrafterCosts(
+        MODEL, layers=spec.layers, vocabulary=spec.vocab_size, hidden=spec.hidden, groups=groups
+    )
 
 
 @lru_cache(maxsize=64)
