@@ -10,9 +10,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -27,6 +27,7 @@ from bench.origin import ROOT, origin
 
 Schema = dict[str, Any]
 Valid = Callable[[Schema, object], bool]
+Asked = TypeVar("Asked")
 
 OUT = ROOT / "bench" / "results" / "schemas.jsonl"
 NANO = ROOT / "configs" / "nano"
@@ -165,25 +166,29 @@ def parsed(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One schema's: seconds to compile it, why the answer ended, its text; `refused` says why there is none."""
+class Answer(Generic[Asked]):
+    """To what was asked for: seconds to compile its grammar, why the answer ended, its text; `refused` says why there
+    is none."""
 
-    schema: Schema
+    asked: Asked
     seconds: float = 0.0
     ended: str = ""
     text: str = ""
     refused: str = ""
 
-    def follows(self, valid: Valid) -> bool:
+    def follows(self: "Answer[Schema]", valid: Valid) -> bool:
         try:
             value = parsed(self.text)
         except ValueError:
             return False
-        return valid(self.schema, value)
+        return valid(self.asked, value)
 
 
-def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy") -> list[Answer]:
-    """What a node of the bundled model's shape says to each, in their order. Weights `dummy` are random."""
+def answers(
+    asked: Sequence[Asked], grammar_of: Callable[[Asked], str], tokens: int = TOKENS, weights: str = "dummy"
+) -> list[Answer[Asked]]:
+    """What a node of the bundled model's shape says to each, held to its grammar, in their order. Weights `dummy` are
+    random."""
     tokenizer = Tokenizer.from_folder(NANO)
     prompt = tuple(tokenizer.encode(PROMPT))
     blocks = STREAMS * -(-(len(prompt) + tokens + 16) // 16)
@@ -191,35 +196,35 @@ def answers(schemas: list[Schema], tokens: int = TOKENS, weights: str = "dummy")
         max_model_len=len(prompt) + tokens + 1, kv_blocks=blocks, block_size=16, max_sequences=STREAMS
     )
     node = colocated(ModelSource(str(NANO), "nano", load_format=weights), config)
-    found: dict[int, Answer] = {}
-    open_answers: dict[int, tuple[Schema, float, list[int]]] = {}
-    waiting = list(enumerate(schemas))[::-1]
+    found: dict[int, Answer[Asked]] = {}
+    open_answers: dict[int, tuple[Asked, float, list[int]]] = {}
+    waiting = list(enumerate(asked))[::-1]
     compiler = Compiler(NANO, VOCABULARY, eos_ids(NANO))
     compiler.compile(of_schema(True))  # reads the tokenizer
     while waiting or open_answers:
         while waiting and len(open_answers) < STREAMS:
-            handle, schema = waiting.pop()
+            handle, one = waiting.pop()
             began = time.perf_counter()
             try:
-                grammar = of_schema(schema)
+                grammar = grammar_of(one)
                 compiler.compile(grammar)
             except RequestError as error:
-                found[handle] = Answer(schema, time.perf_counter() - began, refused=str(error))
+                found[handle] = Answer(one, time.perf_counter() - began, refused=str(error))
                 continue
-            open_answers[handle] = (schema, time.perf_counter() - began, [])
+            open_answers[handle] = (one, time.perf_counter() - began, [])
             params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=handle, grammar=grammar)
             node.submit(GenerationRequest(handle=handle, prompt_ids=prompt, params=params))
         for event in node.step():
-            schema, seconds, ids = open_answers[event.handle]
+            one, seconds, ids = open_answers[event.handle]
             ids.extend(event.token_ids)
             if event.finish_reason is not None:
                 del open_answers[event.handle]
                 text = tokenizer.decode(ids, skip_special_tokens=True)
-                found[event.handle] = Answer(schema, seconds, event.finish_reason, text)
-    return [found[handle] for handle in range(len(schemas))]
+                found[event.handle] = Answer(one, seconds, event.finish_reason, text)
+    return [found[handle] for handle in range(len(asked))]
 
 
-def _row(found: list[Answer], valid: Valid) -> dict[str, object]:
+def _row(found: list[Answer[Schema]], valid: Valid) -> dict[str, object]:
     taken = [answer for answer in found if not answer.refused]
     stopped = [answer for answer in taken if answer.ended == "stop"]
     compiled = sorted(1e3 * answer.seconds for answer in taken)
@@ -248,13 +253,13 @@ def main() -> None:
         ("plain", plain(), options.schemas - options.rich),
         ("rich", rich(), options.rich),
     ):
-        found = answers(drawn(strategy, count, options.seed))
+        found = answers(drawn(strategy, count, options.seed), of_schema)
         row = {"bench": "schemas", "kind": kind, **_row(found, jsonschema_rs.is_valid), **origin()}
         rows.append(row)
         print(json.dumps(row))
         for answer in found:
             if answer.refused or (answer.ended == "stop" and not answer.follows(jsonschema_rs.is_valid)):
-                print(answer.refused or "NOT VALID", json.dumps(answer.schema), answer.text[:300])
+                print(answer.refused or "NOT VALID", json.dumps(answer.asked), answer.text[:300])
     if options.save:
         OUT.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -106,7 +106,7 @@ def cases(folder: Path) -> list[Case]:
 
 def possible_calls(folder: Path) -> list[list[Call]]:
     """The first possible answer of each case, without arguments that may be left out."""
-    found = []
+    found: list[list[Call]] = []
     for category in CATEGORIES:
         for line in _lines(folder / "possible_answer" / f"BFCL_v4_{category}.json"):
             found.append(
@@ -119,7 +119,7 @@ def possible_calls(folder: Path) -> list[list[Call]]:
     return found
 
 
-def _read(case: Case, answer: Answer) -> Made:
+def _read(answer: Answer[Case]) -> Made:
     reader = Reading("list").reader()
     parts = reader.read_text(answer.text) + reader.end_text()
     names = [part.name for part in parts if isinstance(part, Called)]
@@ -132,13 +132,18 @@ def _read(case: Case, answer: Answer) -> Made:
             calls = tuple((name, parsed(text)) for name, text in zip(names, texts, strict=True))
         except ValueError:
             calls = None
-    return Made(case, answer.ended, answer.refused, calls)
+    return Made(answer.asked, answer.ended, answer.refused, calls)
 
 
 def answered(asked: Sequence[Case], tokens: int = TOKENS) -> list[Made]:
     """What random weights call in each case, in their order."""
-    schemas = [dict(case.tools.calls_schema()) for case in asked]
-    return [_read(case, answer) for case, answer in zip(asked, answers(schemas, tokens), strict=True)]
+    return [_read(answer) for answer in answers(asked, _grammar, tokens)]
+
+
+def _grammar(case: Case) -> str:
+    wanted = case.tools.wanted_grammar()
+    assert wanted is not None, "calls are required"
+    return wanted.grammar
 
 
 def _follows(made: Made, valid: Callable[[Schema, object], bool]) -> bool:

@@ -292,6 +292,13 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`kept(name)`: a folder that pytest keeps from run to run; with `-p no:cacheprovider` it is of this run."""
+    cache: pytest.Cache | None = getattr(request.config, "cache", None)
+    return tmp_path_factory.mktemp if cache is None else cache.mkdir
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of a tiny float32 checkpoint by its name in TINY; built on first use, seeded."""
     made: dict[str, Path] = {}

@@ -1,6 +1,8 @@
 """The device guard of the pretended GPUs, compiled once and kept where pytest keeps what it knows of earlier runs."""
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,10 @@ from tests.cuda.pretend import PretendedDevice, current_watch, load_guard
 
 
 @pytest.fixture(scope="session")
-def guard(request: pytest.FixtureRequest) -> None:
+def guard(kept: Callable[[str], Path]) -> None:
     if shutil.which("g++") is None:
         pytest.skip("pretending a GPU takes a C++ compiler")
-    cache = request.config.cache
-    assert cache is not None
-    load_guard(cache.mkdir("afserve-guard"))
+    load_guard(kept("afserve-guard"))
 
 
 @pytest.fixture

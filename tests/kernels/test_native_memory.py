@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def build(compiler: str, flags: list[str], compiled: list[Path], left: list[str]
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rounds", [1, pytest.param(30, marks=pytest.mark.long)])
-def test_no_op_reads_or_writes_outside_what_it_was_given(cache: pytest.Cache, rounds: int) -> None:
+def test_no_op_reads_or_writes_outside_what_it_was_given(kept: Callable[[str], Path], rounds: int) -> None:
     """The program is built once for what it is made of, and kept where pytest keeps what it knows of earlier runs."""
     compiler = shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
@@ -64,7 +65,7 @@ def test_no_op_reads_or_writes_outside_what_it_was_given(cache: pytest.Cache, ro
     compiled, left = sources(by_night)
     flags = [*FLAGS, *(BY_NIGHT if by_night else BY_DAY)]
     made_of = digest(compiler, [*flags, *isas_here()], [FUZZ])
-    program = cache.mkdir("afserve-fuzz") / f"{'all' if by_night else 'few'}-{made_of}"
+    program = kept("afserve-fuzz") / f"{'all' if by_night else 'few'}-{made_of}"
     if not program.exists():
         build(compiler, flags, compiled, left, program)
     run = subprocess.run([str(program), str(rounds)], capture_output=True, text=True, check=False)

@@ -6,7 +6,7 @@ how long they take.
 
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -48,14 +48,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")
-def program(request: pytest.FixtureRequest) -> Path:
+def program(kept: Callable[[str], Path]) -> Path:
     """The library without its bindings, and `run_cases.cpp`, as one static program for aarch64. It takes half a
     minute to build, and is kept where pytest keeps what it knows of earlier runs."""
     for tool in (COMPILER, EMULATOR):
         if shutil.which(tool) is None:
             pytest.skip(f"needs {tool}: apt install g++-aarch64-linux-gnu qemu-user-static")
     own = [Path(__file__).with_name(name) for name in ("run_cases.cpp", "cases.h")]
-    folder = request.config.cache.mkdir("afserve-arm")
+    folder = kept("afserve-arm")
     built = folder / f"run_cases-{digest(COMPILER, [*FLAGS, LOOPS], own)}"
     if not built.exists():
         for old in folder.iterdir():

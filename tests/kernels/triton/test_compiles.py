@@ -31,9 +31,9 @@ def test_what_the_tests_interpret_is_not_interpreted_elsewhere():
         pytest.param(100, (), marks=pytest.mark.long),
     ],
 )
-def test_kernels_keep_their_budget(cache, monkeypatch, arch, groups):
+def test_kernels_keep_their_budget(kept, monkeypatch, arch, groups):
     """What was compiled for an earlier run, of the same source by the same compiler, Triton finds again."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache.mkdir("afserve-triton")))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kept("afserve-triton")))
     only = [word for group in groups for word in ("--only", group)]
     done = WARM.said("bench.gpu_compile", str(arch), *only, seconds=3500.0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
