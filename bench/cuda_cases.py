@@ -114,12 +114,12 @@ def gqa_case(
     k, v = (torch.randn(paged, device=ops.device, dtype=BF16) for _ in "kv")
     k_plain, v_plain = (_unpaged(cache, batch, plain) for cache in (k, v))
     if kv:
-        whole = [cache.transpose(1, 2).flatten(0, 1) for cache in (k, v)]
+        whole_k, whole_v = (cache.transpose(1, 2).flatten(0, 1) for cache in (k, v))
         k, v = (
             torch.zeros(*paged[:3], width, device=ops.device, dtype=KV_DTYPES[kv])
             for width in (key_width(size, KV_DTYPES[kv]), size)
         )
-        ops.write_kv(*whole, k, v, torch.arange(len(whole[0]), device=ops.device))
+        ops.write_kv(whole_k, whole_v, k, v, torch.arange(len(whole_k), device=ops.device))
     q = torch.randn(sequences * queries, heads, size, device=ops.device, dtype=BF16)
     q_dense = q.view(sequences, queries, heads, size).transpose(1, 2)
     seen = queries * context - queries * (queries - 1) // 2

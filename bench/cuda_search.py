@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -27,7 +28,7 @@ Fields = Mapping[str, int]
 Space = Mapping[str, Sequence[int]]
 BETTER = 0.99  # of the best time so far: less of a gain is noise
 WARPS, STAGES = (4, 8), (2, 3, 4, 5)
-ATTENTION: Space = {"keys": (32, 64, 128), "warps": WARPS, "stages": STAGES}
+ATTENTION: dict[str, Sequence[int]] = {"keys": (32, 64, 128), "warps": WARPS, "stages": STAGES}
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,11 @@ def fields_of(tile: AnyTile) -> dict[str, int]:
 
 
 def tile_of(op: str, fields: Fields) -> AnyTile:
+    given: dict[str, Any] = dict(fields)
     if not op.startswith("experts"):
-        return (RouterTile if op == "router" else AttentionTile)(**fields)
+        return (RouterTile if op == "router" else AttentionTile)(**given)
     gate_up, down = (
-        Tile(
-            fields["rows"], **{k.partition(".")[2]: v for k, v in fields.items() if k.startswith(part + ".")}
-        )
+        Tile(given["rows"], **{k.partition(".")[2]: v for k, v in given.items() if k.startswith(part + ".")})
         for part in ("gate_up", "down")
     )
     return ExpertTiles(gate_up, down)

@@ -224,8 +224,8 @@ def _peers(options: argparse.Namespace, stack: ExitStack) -> list[Peer]:
         up = stack.enter_context(served(*flags, *own))
         peers.append(Completions(OURS, name, up.url, "afserve_", up.admin, {}))
     if options.llama_server:
-        for name, own in others.items():
-            url = stack.enter_context(peer_server([options.llama_server, *theirs, *own.split()]))
+        for name, flag in others.items():
+            url = stack.enter_context(peer_server([options.llama_server, *theirs, *flag.split()]))
             peers.append(Llama(url, name))
     if options.vllm_python:
         peers += _vllm_peers(options, stack, most)

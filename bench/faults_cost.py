@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def _p99(turns: Sequence[Gaps]) -> float:
 
 
 def line_of(found: Row) -> str:
-    low, high = found["p99_ratio_95"]  # type: ignore[misc]
+    low, high = cast(tuple[float, float], found["p99_ratio_95"])
     return (
         f"{found['pairs']} pairs of {found['seconds']} s: throughput {found['throughput_ratio']} of that with "
         f"--on-loss end, p99 between tokens {found['p99_ratio']} of it ({low} to {high} in 95 of 100)"

@@ -70,7 +70,8 @@ class Deployment:
     def controller(self) -> int:
         """The pid of the process that has the controller."""
         children = psutil.Process(self.up.process.pid).children()
-        return next(child.pid for child in children if child.name() == _CONTROLLER_PROCESS)
+        pid: int = next(child.pid for child in children if child.name() == _CONTROLLER_PROCESS)
+        return pid
 
     def fork_server(self) -> int:
         """The pid of the process that forks nodes; 0 while there is none."""
@@ -105,6 +106,7 @@ class Deployment:
 def _name_of(process: psutil.Process) -> str:
     """Empty where it has just ended."""
     try:
-        return process.name()
+        name: str = process.name()
     except psutil.Error:
         return ""
+    return name

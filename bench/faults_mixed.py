@@ -94,7 +94,7 @@ async def _gone(client: Client, draw: random.Random) -> str:
 
 
 async def _refused(client: Client, draw: random.Random) -> str:
-    body = draw.choice(
+    body: object = draw.choice(
         ({"prompt": "x", "max_tokens": -1}, {"prompt": "x", "structured_outputs": {"regex": "("}}, [])
     )
     reply = await _post(client, "/v1/completions", body)  # fmt: skip

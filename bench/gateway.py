@@ -29,6 +29,7 @@ from afserve.control.frontend import Frontend
 from afserve.control.gateway import Gateway
 from afserve.control.node.gateways import FromGateway, GatewayStreams
 from afserve.control.wire import channel
+from afserve.control.wire.change_values import Change, Changed
 from afserve.control.wire.request_values import (
     Attend,
     Cancel,
@@ -76,6 +77,12 @@ class _Cluster:
         raise NotImplementedError
 
     async def recorded_routing(self) -> bytes:
+        raise NotImplementedError
+
+    async def change(self, change: Change) -> Changed:
+        raise NotImplementedError
+
+    async def recordings(self) -> tuple[bytes, ...]:
         raise NotImplementedError
 
 

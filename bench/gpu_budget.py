@@ -98,7 +98,9 @@ def faults(row: Row, known: Mapping[Key, Row]) -> list[str]:
         return [f"{where}: {row['error']}"]
     where += f" {row['kernel']}"
     held = known.get(_key(row), {"spill": 0, "local_in_loops": 0})
-    most = [(name, _number(held, name)) for name in ("registers", "spill", "local_in_loops") if name in held]
+    most: list[tuple[str, float]] = [
+        (name, _number(held, name)) for name in ("registers", "spill", "local_in_loops") if name in held
+    ]
     most.append(("shared", float(SHARED)))
     least = [(name, _number(held, name)) for name in ("programs", "wide_loads") if name in held]
     if "loop" in held:

@@ -246,7 +246,7 @@ def caches(setting: Setting) -> str:
 def exchange_seconds(setting: Setting, model: ModelShape, chip: Hardware) -> float:
     """There and back over the fast link: each row in bf16 to every node that has one of its experts, float32 sums
     back."""
-    absent = (1.0 - 1.0 / setting.experts) ** model.experts.top_k
+    absent: float = (1.0 - 1.0 / setting.experts) ** model.experts.top_k
     messages = setting.rows * setting.experts * (1.0 - absent) * model.hidden
     return 6.0 * messages / chip.link + 2 * chip.link_latency
 

@@ -21,6 +21,7 @@ from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
+from afserve.kernels.states.rules import Rule
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.eight import gather_latents
 from afserve.kernels.triton.experts_apart import quantise_places
@@ -177,8 +178,12 @@ def states(ops: TritonBackend) -> Iterator[Launch]:
     """Layers with states of Qwen3-Next, Kimi Linear and Granite 4 (Mamba-2), one token of each sequence; and the gate
     of Qwen3-Next's attention and of its shared expert."""
     at, table = zeros(3, dtype=torch.int64), zeros(3, 8, dtype=I32)
-    for name, heads, value, rule in (("qwen3-next", (16, 32), 128, "head"), ("kimi-linear", (32, 32), 128, "channel"),
-                                     ("granite-4", (1, 128), 64, "sum")):  # fmt: skip
+    kinds: tuple[tuple[str, tuple[int, int], int, Rule], ...] = (
+        ("qwen3-next", (16, 32), 128, "head"),
+        ("kimi-linear", (32, 32), 128, "channel"),
+        ("granite-4", (1, 128), 64, "sum"),
+    )
+    for name, heads, value, rule in kinds:
         shape = DeltaShape(*heads, 128, value, 4, rule)
         bias, skip = (zeros(n, dtype=F32) if rule == "sum" else None for n in (shape.channels, heads[1]))
         layer = DeltaLayer(shape, zeros(4, shape.channels, dtype=F32), bias, skip)
@@ -195,8 +200,8 @@ def states(ops: TritonBackend) -> Iterator[Launch]:
             given = ops.rms_norm, read, zeros(heads[1] * value), 1e-6, gate, 1
             yield f"gate and norm of {name}", partial(ops.steps.norm_gated, *given)
         else:
-            given = ops.rms_norm, read, zeros(value), 1e-6, gate
-            yield f"norm and gate of {name}", partial(ops.steps.gate_heads, *given, silu=rule == "head")
+            told_norm = ops.rms_norm, read, zeros(value), 1e-6, gate
+            yield f"norm and gate of {name}", partial(ops.steps.gate_heads, *told_norm, silu=rule == "head")
     yield "gate of heads", partial(ops.steps.open_rows, zeros(3, 16, 256), zeros(3, 4096))
     yield "gate of a row", partial(ops.steps.open_rows, zeros(3, 1, 2048), zeros(3, 1))
 

@@ -111,8 +111,8 @@ def experts(sizes: Sizes, rows: int, backend: TritonBackend) -> Callable[[], Ten
     """Scales are powers of two, so that every chip's products can be the library's."""
     ops, (h, i) = Ops(backend, backend.device, 1), (sizes.hidden, sizes.inner)
     packed = ops.empty_experts(sizes.slots, h, i, BF16, fp8=True)
-    for slot in range(sizes.slots):
-        ops.set_expert_fp8(packed, slot, *(_blocks(backend, *size) for size in ((i, h), (i, h), (h, i))))
+    for number in range(sizes.slots):
+        ops.set_expert_fp8(packed, number, *(_blocks(backend, *size) for size in ((i, h), (i, h), (h, i))))
     x, out = _drawn(backend, sizes.slots * rows, h), torch.zeros(sizes.slots * rows, h, device=backend.device)
     slot = torch.arange(sizes.slots, dtype=torch.int32, device=backend.device).repeat(rows)[:, None]
     weight = torch.ones(len(x), 1, device=backend.device)

@@ -14,6 +14,7 @@ import json
 import random
 import time
 from statistics import median
+from typing import Any
 
 from afserve import LLM, SamplingParams
 from bench.origin import ROOT, origin
@@ -29,9 +30,9 @@ def first_token(llm: LLM, prompt: list[int]) -> float:
     return time.perf_counter() - began
 
 
-def first_tokens(model: str, prompts: list[list[int]], **nodes: int) -> list[float]:
+def first_tokens(model: str, prompts: list[list[int]], **nodes: Any) -> list[float]:
     """Of each prompt but two, by a deployment of its own."""
-    sizes = {"experts": 1, "micro_batches": 1, "threads": 1, "share_cores": False}
+    sizes: dict[str, Any] = {"experts": 1, "micro_batches": 1, "threads": 1, "share_cores": False}
     sizes |= {"kv_tokens": 16 * len(prompts[0])}
     with LLM(model, **nodes, **sizes) as llm:
         return [first_token(llm, prompt) for prompt in prompts][2:]

@@ -171,7 +171,7 @@ def small_cases(native: Native, quick: bool) -> Iterator[Case]:
 
         def whole(x: Tensor = x, batch: PagedBatch = of_step, bound: BoundGqa = bound) -> None:
             half = native.gqa_half(x, bound, batch)
-            assert half.expert_TK is not None and half.weight_TK is not None
+            assert half is not None and half.expert_TK is not None and half.weight_TK is not None
             native.expert_ffn(half.normed_TH, half.expert_TK, half.weight_TK, next(banks), x, True)
 
         none = replace(batch, position_T=batch.position_T[:0], kv_slot_T=batch.kv_slot_T[:0])

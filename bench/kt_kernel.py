@@ -83,7 +83,7 @@ class Side:
                 if line.startswith("{"):
                     return dict(json.loads(line))
         raise RuntimeError(
-            f"{self._process.args}: ended with {self._process.wait()} or took {ANSWER_SECONDS:.0f} s"
+            f"{self._process.args!r}: ended with {self._process.wait()} or took {ANSWER_SECONDS:.0f} s"
         )
 
 
@@ -121,10 +121,10 @@ def _rows(shape: str, form: str, options: argparse.Namespace) -> Iterator[dict[s
             case = [form, *map(str, (*astuple(layer), threads, max(CHECKED_ROWS, *options.rows))), isa]
             try:
                 sides.append(Side([*command, *case], threads))
-            except RuntimeError as error:
+            except RuntimeError as refusal:
                 if command is not kt:
                     raise
-                print(f"{shape}, {form}: left out, kt-kernel cannot: {error}", file=sys.stderr)
+                print(f"{shape}, {form}: left out, kt-kernel cannot: {refusal}", file=sys.stderr)
                 return
             stack.callback(sides[-1].close)
         errors = [side.ask("error", rows=CHECKED_ROWS, seed=0, check=True) for side in sides]

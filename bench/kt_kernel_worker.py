@@ -122,10 +122,11 @@ class Ours:
         for slot, (gate, up, down) in enumerate(weights_of(layer)):
             pair = torch.cat((gate, up)), down
             if coded:
-                made = [codes_of(each, e2m1) for each in pair]
-                self._native.set_expert_int4(
-                    self._bank, slot, *(Grouped(each.code_OI, each.scale_OG.float(), GROUP) for each in made)
+                made = (codes_of(each, e2m1) for each in pair)
+                gate_up_codes, down_codes = (
+                    Grouped(each.code_OI, each.scale_OG.float(), GROUP) for each in made
                 )
+                self._native.set_expert_int4(self._bank, slot, gate_up_codes, down_codes)
             else:
                 self._native.set_expert(self._bank, slot, *pair)
 

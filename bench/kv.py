@@ -10,6 +10,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def overhead(pairs: int) -> dict[str, object]:
     ratios: list[float] = []
     without: list[float] = []
     while len(ratios) < pairs:
-        sizes = {"attention": 2, "experts": 1}
+        sizes: dict[str, Any] = {"attention": 2, "experts": 1}
         with LLM("nano", kv_copies=0, **sizes) as plain, LLM("nano", kv_copies=1, **sizes) as copying:
             both = {0: plain, 1: copying}
             for copies, llm in both.items():

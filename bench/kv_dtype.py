@@ -53,11 +53,11 @@ def step_of(ops: Ops, shape: str, dtype: str, sequences: int, context: int) -> C
             ops.write_latent(torch.randn(len(slot), kept.key).to(BF16), cache[0], slot, rank)
         else:
             k, v = (torch.randn(len(slot), kept.heads, kept.key).to(BF16) for _ in "kv")
-            ops.write_kv(k, v, *cache, slot)
+            ops.write_kv(k, v, cache[0], cache[1], slot)
     q = torch.randn(sequences, heads, kept.key).to(BF16)
     if rank:
         return lambda: ops.attend_mla(q, cache[0], rank, batch, 0.05)
-    return lambda: ops.attend_gqa(q, *cache, batch, 0.05)
+    return lambda: ops.attend_gqa(q, cache[0], cache[1], batch, 0.05)
 
 
 def seconds(step: Callable[[], object], least: float) -> float:

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +45,7 @@ from afserve.engine.kv.host import HostArena, HostTier
 from afserve.engine.kv.store import PooledBlocks
 from afserve.engine.kv.tiers import KvTiers, Tier
 from afserve.engine.scheduling.request import SamplingParams
+from afserve.engine.stats import AttentionStats
 from afserve.kernels.cache import LayerShape
 from afserve.kernels.devices.device import Event
 from afserve.kernels.ops import open_ops
@@ -297,7 +299,7 @@ def first_tokens(folder: Path, rounds: int, model: str, tokens: int, only: bool)
     best = measured(folder, only)
     with tempfile.TemporaryDirectory(dir=folder) as own:
         save(Path(own), best)
-        settings = {"attention": 1, "experts": 1, "kv_ssd": own, "kv_tokens": 4 * tokens}
+        settings: dict[str, Any] = {"attention": 1, "experts": 1, "kv_ssd": own, "kv_tokens": 4 * tokens}
         with LLM(model, **settings) as llm:
             for prompt in known:
                 llm.generate([prompt], asked)
@@ -340,7 +342,8 @@ def check_hits(llm: LLM, tokens: int, rounds: int) -> None:
     wanted, until = 0.9 * rounds * tokens, time.monotonic() + 10.0
     while time.monotonic() < until:
         member = llm.run.controller.members.last_at(attention_node(0))
-        hits = member.stats.tiers.host.hit_tokens if member is not None and member.stats is not None else 0
+        stats = None if member is None else member.stats
+        hits = stats.tiers.host.hit_tokens if isinstance(stats, AttentionStats) else 0
         if hits >= wanted:
             return
         time.sleep(0.1)

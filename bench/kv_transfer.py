@@ -136,7 +136,7 @@ class Plain:
     def __init__(self, name: str | None = None) -> None:
         size = 128 + SLOTS * PIECE_BYTES
         self.memory = SharedMemory(name, create=name is None, size=size)
-        self._counts = self.memory.buf[:128].cast("Q")
+        self._counts = self._bytes(0, 128).cast("Q")
         self.name = self.memory.name
 
     def reset(self) -> None:
@@ -158,7 +158,11 @@ class Plain:
 
     def _slot(self, number: int) -> memoryview:
         at = 128 + number % SLOTS * PIECE_BYTES
-        return self.memory.buf[at : at + PIECE_BYTES]
+        return self._bytes(at, at + PIECE_BYTES)
+
+    def _bytes(self, begin: int, end: int) -> memoryview:
+        assert self.memory.buf is not None, "it is open"
+        return self.memory.buf[begin:end]
 
     def _until(self, word: int, number: int) -> None:
         looks = 0

@@ -38,14 +38,14 @@ begun: list[float] = []
 users: list["Reader"] = []
 
 
-class Reader(HttpUser):
+class Reader(HttpUser):  # type: ignore[misc]  # locust is checked without its types
     wait_time = constant_pacing(PERIOD)
 
     def on_start(self) -> None:
         users.append(self)
         gevent.sleep((len(users) - 1) * STEP)
 
-    @task
+    @task  # type: ignore[untyped-decorator]  # the same
     def ask(self) -> None:
         if len(begun) >= REQUESTS:
             raise StopUser
@@ -76,7 +76,7 @@ def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:
     return chunk.get("choices") or []
 
 
-@events.test_start.add_listener
+@events.test_start.add_listener  # type: ignore[untyped-decorator]  # the same
 def begin(environment: Any, **_: object) -> None:
     """Ends the run when every request has its answer: locust itself only knows how long to run."""
 
@@ -88,7 +88,7 @@ def begin(environment: Any, **_: object) -> None:
     gevent.spawn(ended)
 
 
-@events.quitting.add_listener
+@events.quitting.add_listener  # type: ignore[untyped-decorator]  # the same
 def told(environment: object, **_: object) -> None:
     """Before locust ends."""
     medians = {

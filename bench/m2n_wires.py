@@ -59,6 +59,7 @@ def sender(end: Transport) -> Send:
         parcel = end.stage(box, header)
         parcel.x_RH.copy_(x_RH)
         if slot_RK is not None:
+            assert parcel.slot_RK is not None and parcel.weight_RK is not None
             parcel.slot_RK.copy_(slot_RK)
             parcel.weight_RK.copy_(weight_RK)
         end.post(box)
@@ -131,6 +132,11 @@ def _gloo(rank: int, case: Case) -> None:
     )
 
 
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None, "this process is one of the group"
+    work.wait()
+
+
 def _buffers(case: Case, count: int) -> list[torch.Tensor]:
     return [torch.ones(case.bytes, dtype=torch.uint8) for _ in range(count)]
 
@@ -141,7 +147,7 @@ def gloo_expert(rank: int, case: Case, meet: Barrier) -> list[float]:
     meet.wait()
     for _ in range(case.total):
         for a, works in [(a, dist.irecv(buffers[a], a)) for a in range(case.attention)]:
-            works.wait()
+            _wait(works)
             dist.send(buffers[a], a)
     meet.wait()
     dist.destroy_process_group()
@@ -156,9 +162,9 @@ def gloo_attention(rank: int, case: Case, meet: Barrier) -> list[float]:
     for _ in range(case.total):
         began = time.perf_counter()
         for work in [dist.isend(buffer, peer) for buffer, peer in zip(buffers, peers)]:
-            work.wait()
+            _wait(work)
         for work in [dist.irecv(buffer, peer) for buffer, peer in zip(buffers, peers)]:
-            work.wait()
+            _wait(work)
         seconds.append(time.perf_counter() - began)
     meet.wait()
     dist.destroy_process_group()

@@ -142,7 +142,7 @@ def measured(kind: str, side: str, count: int) -> dict[str, float]:
         seconds = time.perf_counter() - began
 
         def resident() -> float:
-            return round((process.memory_info().rss - before) / 2**20, 1)
+            return round(float(process.memory_info().rss - before) / 2**20, 1)
 
         row: dict[str, float] = {"reserved_gib": round(reserved(kind, side, count) / 2**30, 1)}
         row |= {"connect_s": round(seconds, 2), "connected_mib": resident()}

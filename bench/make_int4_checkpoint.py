@@ -83,7 +83,8 @@ def _packed(
 def write(shape: Shape, folder: Path, *, seed: int = 0) -> int:
     """Config, a file for each layer and others for the rest, index, tokenizer; returns the bytes of all tensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    where, total = {}, 0
+    where: dict[str, str] = {}
+    total = 0
     for number, (_, part) in enumerate(groupby(tensors(shape, seed), key=lambda one: _layer(one[0]))):
         file, stored = f"model-{number:05d}.safetensors", dict(part)
         save_file(stored, str(folder / file), metadata={"format": "pt"})

@@ -363,8 +363,8 @@ def _rows(options: argparse.Namespace) -> None:
         measured(options.attention, options.experts, options.seconds, options.silence)
         for _ in range(options.repeats)
     ]
-    row = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
-    row = {"bench": "members", "attention": options.attention, "experts": options.experts, **row}
+    medians = {name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]}
+    row = {"bench": "members", "attention": options.attention, "experts": options.experts, **medians}
     print(json.dumps(row))
     if options.save:
         with Path(options.save).open("a") as file:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from afserve.cli.bench.case import Case
 from afserve.cli.bench.figures import Timeline, figures
@@ -67,7 +68,7 @@ def _afserve(name: str, case: Case, kept: str, dense: str) -> None:
 
     colocated = name == "colocated"
     threads = case.threads if colocated else max(1, (case.threads or 2) // 2)
-    nodes = {"attention": 1, "experts": None if colocated else 1}
+    nodes: dict[str, Any] = {"attention": 1, "experts": None if colocated else 1}
     with LLM(
         case.model,
         colocated=colocated,
@@ -107,4 +108,5 @@ def _transformers(name: str, case: Case) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *(int(value) for value in sys.argv[3:6]), *sys.argv[6:9])
+    prompt, output, threads = map(int, sys.argv[3:6])
+    main(sys.argv[1], sys.argv[2], prompt, output, threads, *sys.argv[6:9])

@@ -121,8 +121,8 @@ class Kept:
 
 
 def _read(values: dict[str, Any]) -> Rivals:
-    days = [_day(values[name]) for name in ("oracle", "fixed", "replicas")]
-    return Rivals(*days, PoolSizes(*values["unit"]), PoolSizes(*values["first"]))
+    oracle, fixed, replicas = (_day(values[name]) for name in ("oracle", "fixed", "replicas"))
+    return Rivals(oracle, fixed, replicas, PoolSizes(*values["unit"]), PoolSizes(*values["first"]))
 
 
 def _day(values: dict[str, Any]) -> PlayedDay:

@@ -23,7 +23,8 @@ import torch
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
-from afserve.comm.transport import Box, Header, Layout, Offers, Parcel, Transport, WireType
+from afserve.comm.m2n.ticket import Ticket
+from afserve.comm.transport import Box, Dialled, Header, Layout, Offers, Parcel, Transport, WireType
 from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
 from afserve.placement.placement import Placement
@@ -71,6 +72,10 @@ class SlowWire:
         return self._inner.layout
 
     @property
+    def device(self) -> torch.device:
+        return self._inner.device
+
+    @property
     def offers(self) -> Offers:
         return Offers()
 
@@ -97,6 +102,15 @@ class SlowWire:
 
     def refuse(self, box: Box, reason: str) -> None:
         self._inner.refuse(box, reason)
+
+    def dial(self, expert: int, address: str, timeout: float) -> Dialled:
+        return self._inner.dial(expert, address, timeout)
+
+    def attach(self, dialled: Dialled) -> None:
+        self._inner.attach(dialled)
+
+    def detach(self, expert: int) -> None:
+        self._inner.detach(expert)
 
     def close(self) -> None:
         self._inner.close()
@@ -164,7 +178,7 @@ def count_layers(
     x_TH = torch.ones(ROWS, 16)
     expert_TK = torch.arange(script.experts, dtype=torch.int32).repeat(ROWS, 1)
     weight_TK = torch.ones(ROWS, script.experts)
-    tickets: dict[int, object] = {}
+    tickets: dict[int, Ticket] = {}
     layer = [0] * script.micro_batches
     counted = stages = 0
     spent = 0.0

@@ -24,6 +24,7 @@ import torch
 from afserve.comm.m2n.bank import Bank
 from afserve.comm.m2n.link import ExpertLink
 from afserve.comm.m2n.port import ExpertPort
+from afserve.comm.m2n.ticket import Ticket
 from afserve.comm.transport import Layout, WireType
 from afserve.comm.transports import connect
 from afserve.engine.expert_node import ExpertNode
@@ -92,7 +93,7 @@ def count(link: ExpertLink, killed) -> Counted:
     """Layers that end in a period before the kill and in one that begins `BACK` after it."""
     expert_TK = torch.tensor([[(row + k) % EXPERTS for k in range(TOP_K)] for row in range(ROWS)])
     expert_TK, weight_TK = expert_TK.int(), torch.full((ROWS, TOP_K), 1.0 / TOP_K)
-    tickets: dict[int, object] = {}
+    tickets: dict[int, Ticket] = {}
     layer = [0] * MICRO_BATCHES
     ends: list[float] = []
     began, lost = time.monotonic(), None

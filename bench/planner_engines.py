@@ -138,6 +138,7 @@ def write(engine: Engine, folder: Path) -> None:
     """One measured row a line, so that a change of the fit can be read as a difference."""
     values = engine_values(engine)
     rows = values.pop("rows")
+    assert isinstance(rows, list)
     text = json.dumps(values, indent=1)[:-2]
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     (folder / f"{engine.name}.json").write_text(f'{text},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")

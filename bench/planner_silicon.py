@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +80,11 @@ def every_fold(data: Path, told: Callable[[str], None] = print) -> tuple[Errors,
 
 
 def joined(parts: Sequence[Errors]) -> Errors:
-    return Errors(
-        tuple(row for part in parts for row in part.rows),
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("tpot", "ttft", "held")),
-        sum(part.refused for part in parts),
+    tpot, ttft, held = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("tpot", "ttft", "held")
     )
+    rows = tuple(row for part in parts for row in part.rows)
+    return Errors(rows, tpot, ttft, held, sum(part.refused for part in parts))
 
 
 def summaries(errors: Errors, claim: str) -> list[dict[str, object]]:
@@ -95,18 +96,31 @@ def summaries(errors: Errors, claim: str) -> list[dict[str, object]]:
         "the public table": lambda row: not row.series.startswith(ELSEWHERE),
         "other sources": lambda row: row.series.startswith(ELSEWHERE),
     }
-    for label, name_of in (
-        ("system", lambda row: row.chip.name),
-        ("engine", _engine),
-        ("model", lambda row: row.shape.name),
-    ):
+    labels: dict[str, Callable[[ServedRow], str]] = {
+        "system": _system,
+        "engine": _engine,
+        "model": lambda row: row.shape.name,
+    }
+    for label, name_of in labels.items():
         for name in sorted({name_of(row) for row in errors.rows}):
-            groups[f"{label} {name}"] = lambda row, name=name, name_of=name_of: name_of(row) == name
+            groups[f"{label} {name}"] = partial(_is_named, name_of, name)
     for low, high in REGIONS:
-        groups[f"batch {_region(low, high)}"] = lambda row, low=low, high=high: low <= row.concurrency <= high
+        groups[f"batch {_region(low, high)}"] = partial(_in_batch, low, high)
     found = [_summary(claim, case, errors.some(keep)) for case, keep in groups.items()]
     found[0] |= {"refused": errors.refused, "split": SPLIT}
     return found
+
+
+def _is_named(name_of: Callable[[ServedRow], str], name: str, row: ServedRow) -> bool:
+    return name_of(row) == name
+
+
+def _in_batch(low: int, high: int, row: ServedRow) -> bool:
+    return low <= row.concurrency <= high
+
+
+def _system(row: ServedRow) -> str:
+    return row.chip.name
 
 
 def _engine(row: ServedRow) -> str:
@@ -142,11 +156,8 @@ def plot(errors: Errors, path: Path) -> None:
         for place, (low, high) in enumerate(REGIONS):
             boxes, where = [], []
             for number, name in enumerate(systems):
-                chosen = errors.some(
-                    lambda row, name=name, low=low, high=high: (
-                        row.chip.name == name and low <= row.concurrency <= high
-                    )
-                )
+                of_system = errors.some(partial(_is_named, _system, name))
+                chosen = of_system.some(partial(_in_batch, low, high))
                 values = getattr(chosen, what)
                 if np.isfinite(values).any():
                     boxes.append(100 * values[np.isfinite(values)])

@@ -48,6 +48,6 @@ def _cache_bytes(group: AttentionLayers, context: int) -> float:
     return read * PRECISIONS["fp8"]
 
 
-def _ffn_elems(shape: ModelShape) -> int:
+def _ffn_elems(shape: ModelShape) -> float:
     moe = shape.experts
     return moe.layers * (moe.top_k * moe.elems + moe.shared_elems) + shape.dense_layers * shape.dense_elems

@@ -48,7 +48,8 @@ def say(line: Sequence[str]) -> dict[str, object]:
         code = run(["plan", *line, "--json"])
     if code:
         raise RuntimeError(f"afserve plan {' '.join(line)}: exit status {code}")
-    return json.loads(printed.getvalue())
+    answer: dict[str, object] = json.loads(printed.getvalue())
+    return answer
 
 
 def verdicts(data: Path) -> Iterator[Typed]:
@@ -88,7 +89,7 @@ def deepseek(data: Path) -> Iterator[Typed]:
 
 def spreads(data: Path) -> dict[str, tuple[str, ...]]:
     """Flags for a mean context of 4,989 tokens that varies as in each trace; answers of 1,000 tokens."""
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for name, file in TRACES.items():
         work = read_trace(file, read_lines(data.parent / "request_traces" / file, "trace"))
         deviation = round(4989 * work.context_deviation / work.context_mean)
@@ -127,9 +128,9 @@ def absolutes(data: Path) -> Iterator[Typed]:
         yield Typed(f"DeepSeek {case}", tuple(line.split()), speed=speed)
     plain = "--model deepseek-v3 --pool h800=144 --engine deepseek --kind colocated --devices 144"
     for name, spread in spreads(data).items():
-        line = (*plain.split(), *spread, "--tpot", "47.6ms")
+        words = (*plain.split(), *spread, "--tpot", "47.6ms")
         note = "the mean of a day in production, with its quiet hours; lengths vary there as nobody says"
-        yield Typed(f"DeepSeek EP144, {name} lengths", line, speed=1850.0, note=note)
+        yield Typed(f"DeepSeek EP144, {name} lengths", words, speed=1850.0, note=note)
 
 
 def consumer() -> Iterator[Typed]:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 PROMPT = 7  # tokens that every prompt is said to have
 
@@ -123,7 +124,7 @@ async def _answer(script: Script, number: int, writer: asyncio.StreamWriter) -> 
         if error == "break" and token == 1:
             writer.close()
             return
-        choice = {"index": 0, "finish_reason": "length" if token + 1 == tokens else None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if token + 1 == tokens else None}
         choice |= {"delta": {"content": "x"}} if "messages" in asked else {"text": "x"}
         _event(script, writer, json.dumps({**head, "choices": [choice]}))
     if script.usage:

@@ -43,7 +43,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 INDEXER = {"index_n_heads": 16, "index_head_dim": 128, "index_topk": 2048}
 SPARSE = {"model_type": "deepseek_v32", **INDEXER}
-KINDS = {"sparse": SPARSE, "full": {"model_type": "deepseek_v3"}, "near": SPARSE}
+KINDS: dict[str, dict[str, Any]] = {"sparse": SPARSE, "full": {"model_type": "deepseek_v3"}, "near": SPARSE}
 
 
 @dataclass(frozen=True, slots=True)

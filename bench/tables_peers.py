@@ -29,7 +29,7 @@ def _beside(title: str, measured: list[Row], note: str) -> str:
         "llama_isa": "",
     }  # rows of before these had names
     cases: dict[tuple[str, ...], list[Row]] = {}
-    for row in (unnamed | row for row in measured):
+    for row in ({**unnamed, **row} for row in measured):
         case = (row["model"], row["experts"], row["dense"], row["isa"], row["llama_isa"])
         cases.setdefault(case, []).append(row)
     found = [newest(_of_last_run(of), "engine", "phase", "batch", "prompt_len") for of in cases.values()]

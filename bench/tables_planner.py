@@ -6,7 +6,7 @@ import statistics
 
 from bench.planner import markdown
 from bench.planner_self import kind
-from bench.rows import RESULTS, newest, rows, table, where
+from bench.rows import RESULTS, Row, newest, rows, table, where
 
 
 def published() -> str:
@@ -25,7 +25,7 @@ def itself() -> str:
     return "\n\n".join(_of_model([r for r in measured if (r["model"], r["isa"]) == one]) for one in kinds)
 
 
-def _of_model(found: list[dict]) -> str:
+def _of_model(found: list[Row]) -> str:
     lines = [
         [
             r["case"],

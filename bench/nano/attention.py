@@ -32,7 +32,7 @@ class CausalAttention(torch.autograd.Function):
         return out_NSD
 
     @staticmethod
-    def backward(ctx: Any, grad_NSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NSD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, *probabilities = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         for block, p in enumerate(probabilities):

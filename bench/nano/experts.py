@@ -32,7 +32,7 @@ class RoutedExperts(torch.autograd.Function):
         return F.embedding_bag(place_TK, y_RH, mode="sum")
 
     @staticmethod
-    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None, Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor, None, Tensor, Tensor, Tensor]:
         x_RH, both_RM, inner_RM, weight_R, gate_up, down, token_R, place_TK = ctx.saved_tensors
         grad_RH = grad_TH.index_select(0, token_R)
         dinner_RM = _each(grad_RH, down.transpose(1, 2), ctx.counts)

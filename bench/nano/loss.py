@@ -30,7 +30,7 @@ class HeadLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         dx_TH, dhead_VH = ctx.saved_tensors
         return dx_TH * grad.to(dx_TH.dtype), dhead_VH * grad.to(dhead_VH.dtype), None
 

@@ -119,6 +119,9 @@ class Mlp(nn.Module):
 
 
 class Moe(nn.Module):
+    bias: Tensor
+    load: Tensor
+
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
@@ -132,8 +135,9 @@ class Moe(nn.Module):
     def forward(self, x_TH: Tensor) -> Tensor:
         expert_TK, weight_TK = self.route(x_TH)
         self.load += torch.bincount(expert_TK.reshape(-1), minlength=self.s.experts)
-        routed_TH = RoutedExperts.apply(x_TH, expert_TK, weight_TK, self.gate_up, self.down)
-        return routed_TH + self.shared_experts(x_TH)
+        routed_TH: Tensor = RoutedExperts.apply(x_TH, expert_TK, weight_TK, self.gate_up, self.down)
+        shared_TH: Tensor = self.shared_experts(x_TH)
+        return routed_TH + shared_TH
 
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Sigmoid scores; the bias chooses, the scores weigh; groups by the sum of their best two."""
@@ -158,7 +162,8 @@ class Layer(nn.Module):
 
     def forward(self, x_TH: Tensor, angles: Angles) -> Tensor:
         x_TH = x_TH + self.self_attn(rms_norm(x_TH, self.input_layernorm), angles)
-        return x_TH + self.mlp(rms_norm(x_TH, self.post_attention_layernorm))
+        y_TH: Tensor = self.mlp(rms_norm(x_TH, self.post_attention_layernorm))
+        return x_TH + y_TH
 
 
 class Mtp(nn.Module):
@@ -181,15 +186,17 @@ class Nano(nn.Module):
         self.s = s
         common = torch.randn(s.hidden) * 0.05
         self.embed = nn.Parameter(torch.randn(s.vocab, s.hidden) * 0.05 + common)
-        self.layers = nn.ModuleList(Layer(s, dense=i < s.dense_layers) for i in range(s.layers))
+        layers = [Layer(s, dense=i < s.dense_layers) for i in range(s.layers)]
+        self.layers = nn.ModuleList(layers)
         self.norm = ones(s.hidden)
         self.head = matrix(s.vocab, s.hidden, gain=0.1)
         self.mtp = Mtp(s)
-        self.layers[0].self_attn.look_back(common / common.norm())
+        layers[0].self_attn.look_back(common / common.norm())
 
     def hidden(self, ids_BS: Tensor) -> tuple[Tensor, Angles]:
         """Last hidden states after the final norm, (T, H), and the angles they used."""
-        angles = Angles.build(self.s, *ids_BS.shape, self.embed.dtype)
+        rows, length = ids_BS.shape
+        angles = Angles.build(self.s, rows, length, self.embed.dtype)
         x_TH = F.embedding(ids_BS.reshape(-1), self.embed)
         for layer in self.layers:
             x_TH = layer(x_TH, angles)
@@ -233,7 +240,8 @@ class Nano(nn.Module):
         if counts_BS is not None:
             keep = counts_BS.reshape(-1).nonzero()[:, 0]
             x_TH, target_T = x_TH.index_select(0, keep), target_T.index_select(0, keep)
-        return HeadLoss.apply(x_TH, self.head, target_T)
+        loss: Tensor = HeadLoss.apply(x_TH, self.head, target_T)
+        return loss
 
     def moes(self) -> list[Moe]:
         return [module for module in self.modules() if isinstance(module, Moe)]
