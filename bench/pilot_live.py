@@ -30,16 +30,7 @@ from bench.origin import ROOT, origin
 from bench.served import served
 
 OUT = ROOT / "bench" / "results" / "pilot_live.jsonl"
-PILOT = (
-    "--pilot",
-    "act",
-    "--pilot-hold",
-    "6",
-    "--expert-copies",
-    "2",
-    "--gateways",
-    "1",
-)
+PILOT = ("--pilot", "act", "--expert-copies", "2", "--gateways", "1")
 POOLS = ("--prefill", "1", "--decode", "1", "--experts", "2", "--most-attention", "8")
 LONGEST = 100  # lines that a long prompt repeats
 READ_TOKENS, ANSWER_TOKENS = 4, 128
@@ -233,12 +224,13 @@ def line_of(row: Row) -> str:
 
 
 @contextmanager
-def deployment(hosts: bool) -> Iterator[Deployment]:
+def deployment(hosts: bool, hold: float) -> Iterator[Deployment]:
+    flags = (*PILOT, "--pilot-hold", f"{hold:g}")
     if hosts:
-        with two_hosts(*PILOT) as (here, _):
+        with two_hosts(*flags) as (here, _):
             yield here
     else:
-        with served(*PILOT, *POOLS) as up, Deployment(up) as here:
+        with served(*flags, *POOLS) as up, Deployment(up) as here:
             yield here
 
 
@@ -248,6 +240,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case")
     parser.add_argument("--rounds", type=int, default=1, help="so often all cases")
+    parser.add_argument("--hold", type=float, default=6.0, help="--pilot-hold, in seconds")
     parser.add_argument("--kills", action="store_true", help="a process is killed in each case")
     parser.add_argument("--hosts", action="store_true", help="on two network namespaces as hosts")
     parser.add_argument("--json", action="store_true", help="rows instead of lines")
@@ -255,10 +248,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.hosts and not possible():
         parser.error("--hosts: needs Linux, root, ip(8) and /dev/net/tun")
-    with deployment(asked.hosts) as here:
+    with deployment(asked.hosts, asked.hold) as here:
         rows = asyncio.run(play(here, asked.seconds, asked.kills, asked.rounds))
     for row in rows:
-        row["hosts"] = 2 if asked.hosts else 1
+        row |= {"hosts": 2 if asked.hosts else 1, "hold": asked.hold}
         print(json.dumps(row) if asked.json else line_of(row), flush=True)
         if asked.save:
             with OUT.open("a", encoding="utf-8") as file:

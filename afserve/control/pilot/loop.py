@@ -20,7 +20,7 @@ from afserve.errors import AfserveError
 
 log = logging.getLogger("afserve.pilot")
 LOOK_SECONDS = 5.0
-_SHOWN = 5  # advices, and outcomes
+_SHOWN = 5  # outcomes, and advices beside those that they are of
 
 
 class PilotLoop:
@@ -98,10 +98,12 @@ class PilotLoop:
     def view(self) -> PilotView:
         policy, now = self.policy, self._clock.now()
         advised = None if self._last is None else self._last.new
+        outcomes = list(policy.outcomes)[-_SHOWN:]
+        told = {*list(policy.advices)[-_SHOWN:], *(one.advice for one in outcomes)}
         return PilotView(
             self._mode,
-            tuple(f"{now - one.at:.0f} s ago: {one}" for one in list(policy.advices)[-_SHOWN:]),
-            tuple(f"{now - one.at:.0f} s ago: {one}" for one in list(policy.outcomes)[-_SHOWN:]),
+            tuple(f"{now - one.at:.0f} s ago: {one}" for one in policy.advices if one in told),
+            tuple(f"{now - one.at:.0f} s ago: {one}" for one in outcomes),
             {} if advised is None else pool_names(advised),
             {what: self._counts[what] for what in ("advised", "acted", "refused", "compared", "held")},
             policy.figures(),

@@ -1,6 +1,7 @@
 """A pilot beside a deployment: what it sees there, what it asks for, and that no fault of it goes further."""
 
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -217,11 +218,13 @@ def test_what_came_of_an_advice_is_said_with_what_was_expected(caplog):
     """In the log, in the status, in metrics and in what other gateways hear; by the interval that was printed."""
     policy = Scripted(None)
     one = loop(ADVISE, policy, clock=FakeClock(100.0))
-    policy.advices.append(ADVICE)
+    policy.advices.extend([ADVICE, *(replace(ADVICE, number=number) for number in range(2, 9))])
     policy.outcomes.append(Outcome(ADVICE, 70.0, False, 2.5, 0.02))
     policy.judged = 1
     with caplog.at_level(logging.INFO):
         one.look()
+    numbers = [text.split(":")[1] for text in one.view().advices]
+    assert numbers == [f" advice {number}" for number in (1, 4, 5, 6, 7, 8)], "the newest, and those compared"
     words = (
         "advice 1, 1:2:2 to 1:3:2, was not followed: first token 2.5 s (expected 0.5 to 2, missed); "
         "20 ms a token (expected 10 to 40, held)"
@@ -231,7 +234,7 @@ def test_what_came_of_an_advice_is_said_with_what_was_expected(caplog):
     assert (view.counts["compared"], view.counts["held"]) == (2, 1)
     pilot = {"mode": view.mode, "advices": view.advices, "outcomes": view.outcomes}
     lines = pilot_lines({"pilot": {**pilot, "counts": view.counts, "figures": view.figures}})
-    assert lines[0].endswith("1 of 2 as expected") and lines[-2].startswith("  100 s ago: advice 1: 1:2:2 to")
+    assert lines[0].endswith("1 of 2 as expected") and lines[-2].startswith("  100 s ago: advice 8: 1:2:2 to")
     assert lines[-1] == f"  30 s ago: {words}"
     (family,) = [family for family in piloted(view) if family.names == ("afserve_pilot_compared_seconds",)]
     assert {tuple(dict(one.labels).values()): one.value for one in family.samples} == {

@@ -82,7 +82,7 @@ export function drawEvents(status, now) {
   const all = status.incidents.map(each => [each.at, each.text, KINDS[each.what] ?? ""]);
   for (const text of status.decisions) all.push(decided(text, now));
   all.push(...advised(status.pilot, now));
-  all.sort(([a], [b]) => b - a);
+  all.reverse().sort(([a], [b]) => b - a);
   const list = $("events"), known = JSON.stringify(all.map(([, text, , came]) => [text, came?.text]));
   if (list.dataset.known === known) return;
   list.dataset.known = known;
