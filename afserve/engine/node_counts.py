@@ -63,9 +63,7 @@ def counted(
             peer_tokens=s.prefix.below.peer,
         ),
         tiers=replace(
-            tiers,
-            hit_tokens=s.prefix.below.disk,
-            host=replace(tiers.host, hit_tokens=s.prefix.below.host),
+            tiers, hit_tokens=s.prefix.below.disk, host=replace(tiers.host, hit_tokens=s.prefix.below.host)
         ),
         drafts=drafts,
     )

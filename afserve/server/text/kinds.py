@@ -45,10 +45,4 @@ TRANSLATED: Mapping[BodyKind, tuple[Callable[[Fields], Translated], Mapping[str,
     BodyKind.WARM: (warm.translate, {}),
 }
 # Those that a conversation goes on with.
-TURNS = (
-    BodyKind.CHAT,
-    BodyKind.RESPONSE,
-    BodyKind.FOLLOWING,
-    BodyKind.MESSAGE,
-    BodyKind.OLLAMA_CHAT,
-)
+TURNS = (BodyKind.CHAT, BodyKind.RESPONSE, BodyKind.FOLLOWING, BodyKind.MESSAGE, BodyKind.OLLAMA_CHAT)
