@@ -10,7 +10,7 @@ from afserve.errors import ConfigError, DoesNotFitError
 from afserve.families.table import load_spec
 from afserve.launch.plan.cluster import Host, read_cluster
 from afserve.launch.plan.gpus import Gpus
-from afserve.launch.plan.host_memory import memories
+from afserve.launch.plan.host_memory import memories, with_own_memory
 from afserve.launch.plan.hosts import HostAssignment, assign, look_up, own_addresses
 from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
@@ -281,6 +281,25 @@ def test_gpus_elsewhere_have_what_their_chip_has(file: Path) -> None:
     assert "h20" in said and said.endswith("write memory_gb = N, 10^9 bytes of each GPU")
     named, _ = shares(file, text.format("h20o").replace("devices = 3", "devices = 3\nmemory_gb = 24.5"))
     assert named[1].memory == int(24.5e9)
+
+
+def test_hosts_of_gpus_have_memory_of_their_own(file: Path) -> None:
+    """Of hosts elsewhere the file says it, or nobody; of this one what is free."""
+
+    def own(elsewhere: str, more: str) -> list[Share]:
+        text = TEXT.replace(
+            'role = "experts"\nhardware = "cpu-host"', f'role = "experts"\nhardware = "{elsewhere}"'
+        )
+        text = text.replace("devices = 3", f"devices = 3\n{more}")
+        here = assigned(file, text)
+        return list(with_own_memory(read_cluster(file), here, Machine(2, 4 * GIB, 8 * GIB)))
+
+    mine, nobody = Share(2, 0, True, 4 * GIB, ""), Share(0, 3, False, 0, "there")
+    assert own("h200", "") == own("h200", "memory_gb = 140") == [mine, nobody]
+    assert own("h200", "host_memory_gb = 512") == [mine, replace(nobody, memory=512 * 10**9)]
+    assert own("cpu-host", "memory_gb = 512") == [mine, replace(nobody, memory=512 * 10**9)]
+    with pytest.raises(ConfigError, match=r"host 1\.host_memory_gb: cpu-host is a CPU; write memory_gb"):
+        own("cpu-host", "host_memory_gb = 512")
 
 
 def test_what_does_not_fit_elsewhere_is_named(file: Path) -> None:

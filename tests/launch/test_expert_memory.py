@@ -13,7 +13,7 @@ from afserve.launch.plan.machine import Machine
 from afserve.launch.plan.models import CONFIGS
 from afserve.launch.plan.topology import choose
 from afserve.launch.plan.ways_on import ways_on
-from afserve.launch.plan.wishes import Wishes
+from afserve.launch.plan.wishes import Share, Wishes
 
 GIB = 1 << 30
 NANO = load_spec(CONFIGS / "nano")
@@ -69,6 +69,22 @@ def test_experts_of_a_gpu_lie_in_the_host_where_it_has_room(gib, where, wishes):
     assert made.deployment.engine.experts_in_host == ("all lie" in where)
     weights = (made.attention if "colocated" in wishes else made.expert).weights
     assert 0 <= weights - (8 << 30) <= 1 << 30
+
+
+def test_experts_of_gpus_elsewhere_lie_in_their_own_hosts():
+    """Whatever this machine has: each host needs room for its nodes' part, and who knows of none is asked."""
+
+    def made(*gib):
+        theirs = tuple(Share(0, 1, False, size * GIB, f"host-{n}") for n, size in enumerate(gib))
+        own = (Share(1, 0, memory=HERE.memory), *theirs)
+        return chosen("8GiB", large(), "cuda", attention=1, experts=2, hosts=own)
+
+    assert "all lie in 13.5 GiB of the host" in made(16, 16).picked["expert memory"]
+    assert "are read when they are needed" in made(16, 12).picked["expert memory"]
+    with pytest.raises(
+        ConfigError, match=r"^--expert-memory: .* nobody says how much host-1 has; write host_memory_gb"
+    ):
+        made(16, 0)
 
 
 @pytest.mark.parametrize("name", ["step_graphs", "device_exchange"])

@@ -23,20 +23,21 @@ _KEYS = {
     "model": ("name", "path"),
     "attention": ("nodes", "tensor_parallel", "batch", "prefill", "prefill_tokens"),
     "experts": ("nodes", "prompt_share"),
-    "host": ("address", "role", "hardware", "devices", "memory_gb"),
+    "host": ("address", "role", "hardware", "devices", "memory_gb", "host_memory_gb"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """One machine under one role. `devices` of it are in use, one node on each. `memory`: bytes of each GPU, or of all
-    of a CPU's host; 0 where the file does not say."""
+    of a CPU's host, and `own_memory` of a GPU's host; 0 where the file does not say."""
 
     address: str
     role: str
     hardware: str
     devices: int
     memory: int = 0
+    own_memory: int = 0
 
     @property
     def on_cpu(self) -> bool:
@@ -144,13 +145,19 @@ def _model(path: Path, section: "_Section") -> str:
 
 
 def _host(section: "_Section", placeholders: bool) -> Host:
+    sizes = (
+        int(section.number(key, 0.1, 1e5) * 1e9) if key in section.table else 0
+        for key in ("memory_gb", "host_memory_gb")
+    )
     host = Host(
         section.text("address"),
         section.text("role"),
         section.text("hardware"),
         section.whole_number("devices", 1),
-        int(section.number("memory_gb", 0.1, 1e5) * 1e9) if "memory_gb" in section.table else 0,
+        *sizes,
     )
+    if host.on_cpu and host.own_memory:
+        section.refuse_key("host_memory_gb", f"{host.hardware} is a CPU; write memory_gb, of all of its host")
     if host.role not in ROLES:
         section.refuse_key("role", f"{host.role!r} is not one of {', '.join(ROLES)}")
     if host.address.lower().endswith(PLACEHOLDER) and not placeholders:

@@ -7,6 +7,7 @@ where the file does not either, that is taken to be like this machine's.
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from afserve.errors import ConfigError
@@ -55,6 +56,22 @@ def memories(
     fp8 = all(chip is None or chip.flops_fp8 > 0 for chip in map(find_chip, names))
     every = Gpus(names, sizes, sizes, fp8=fp8 and (gpus.fp8 or not len(gpus)))
     return shares, every if sizes else None
+
+
+def with_own_memory(cluster: Cluster, assignment: HostAssignment, machine: Machine) -> tuple[Share, ...]:
+    """Nodes by host, with what the host has of its own memory, a GPU's host too: what the file says, and of this
+    machine what is free. 0 bytes of a host elsewhere of which nobody says it."""
+    names = dict.fromkeys("" if one.here else one.host for one in assignment.hosted)
+    shares = []
+    for name, share in zip(names, assignment.node_counts(), strict=True):
+        addresses = {one.host for one in assignment.hosted if ("" if one.here else one.host) == name}
+        rows = [host for host in cluster.hosts if host.address in addresses]
+        said = min(
+            (size for host in rows if (size := host.own_memory or host.memory * host.on_cpu)), default=0
+        )
+        size = min(machine.memory, said or machine.memory) if share.here else said
+        shares.append(replace(share, memory=size, place=name))
+    return tuple(shares)
 
 
 def bytes_of_gpu(cluster: Cluster, host: Host) -> tuple[int, str]:

@@ -92,6 +92,14 @@ def with_far_experts(
             raise ConfigError(f"{flag_of(name)}: {told}", param=name)
     far = replace(weights, far=slots * routed // spec.experts)
     taken, shares = _of_host(wishes, far, wishes.engine.kv_host_bytes), wishes.hosts or (nodes,)
+    if on_gpu and (
+        unknown := [s.place for s in shares if s.place and not s.memory and (s.experts or not nodes.experts)]
+    ):
+        raise ConfigError(
+            f"{FLAG}: experts lie in the memory of their host, and nobody says how much {unknown[0]} has; write "
+            "host_memory_gb = N for it in the cluster file, 10^9 bytes",
+            param="expert_memory",
+        )
     in_host = on_gpu and all(left_by(host, share, taken) >= 0 for share in shares)
     others = (
         f"all lie in {gib(far.far)} of the host" if in_host else "the others are read when they are needed"

@@ -15,7 +15,7 @@ from afserve.control.hosts import CarriedHosts
 from afserve.errors import ConfigError, PeerLost
 from afserve.launch.plan.cluster import Cluster, read_cluster
 from afserve.launch.plan.gpus import Gpus, probe_gpus
-from afserve.launch.plan.host_memory import memories
+from afserve.launch.plan.host_memory import memories, with_own_memory
 from afserve.launch.plan.hosts import (
     TOGETHER_SECONDS,
     HostAssignment,
@@ -66,7 +66,12 @@ class HostsSite(LocalSite):
         flags, assigned = assigned_by(flags, cluster, gpus)
         machine = this_machine()
         shares, every = memories(cluster, assigned, machine, gpus)
-        flags = replace(flags, wishes=replace(flags.wishes, memories=shares, gpus=every))
+        flags = replace(
+            flags,
+            wishes=replace(
+                flags.wishes, hosts=with_own_memory(cluster, assigned, machine), memories=shares, gpus=every
+            ),
+        )
         found = find_asked(flags.run, self.folder)
         check_elsewhere(flags, assigned, found, self.folder)
         return Survey(flags, found, machine, gpus, assigned, assigned.hosted)
