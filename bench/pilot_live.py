@@ -1,7 +1,7 @@
 """A pilot that acts on real processes while the load grows, falls and changes its kind, and nodes are killed.
 
-    python -m bench.pilot_live [--seconds 20] [--rounds 1] [--kills] [--hosts] [--json] [--save]
-    python -m bench.pilot_live --rounds 3 --save       about 30 advices in 7 minutes, alone on the machine
+    python -m bench.pilot_live [--seconds 20] [--rounds 1] [--hold 6] [--kills] [--hosts] [--json] [--save]
+    python -m bench.pilot_live --rounds 6 --seconds 9.2 --hold 3 --save       about 20 advices compared in 6 minutes
     python -m bench.pilot_live --hosts --kills --rounds 3 --seconds 11 --save       about 20 advices in 4 minutes
 
 nano on nodes that read prompts, that decode and that hold experts; `--hosts`: on two network namespaces as hosts, whose
