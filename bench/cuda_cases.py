@@ -23,7 +23,6 @@ from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.norm import silu_mul
 from afserve.kernels.triton.permute import plan_rows
 from afserve.kernels.triton.quant import quantise_blocks, quantise_groups
-from afserve.kernels.triton.states import move_rows
 from afserve.kernels.triton.tiles import TileTable
 from bench.cuda_clock import Case
 
@@ -213,19 +212,22 @@ def _rope_case(ops: TritonBackend, tokens: int) -> Case:
     )  # fmt: skip
 
 
-def states_case(ops: TritonBackend, tokens: int) -> Case:
-    """Qwen3-Next's layer with states between its projections: one token of each sequence, whose state is its own."""
-    d, shape = ops.device, DeltaShape(16, 32, 128, 128, 4)
+def states_case(ops: TritonBackend, sequences: int, tokens: int = 1) -> Case:
+    """Qwen3-Next's layer with states between its projections: tokens of sequences, whose states are their own, in
+    blocks of 3,216; prompts begin the sequences."""
+    d, shape, count, block = ops.device, DeltaShape(16, 32, 128, 128, 4), sequences * tokens, 3216
     rows = DeltaRows(
-        torch.randn(tokens, shape.channels, device=d, dtype=BF16),
-        -torch.rand(tokens, 32, device=d), torch.rand(tokens, 32, device=d),
+        torch.randn(count, shape.channels, device=d, dtype=BF16),
+        -torch.rand(count, 32, device=d), torch.rand(count, 32, device=d),
     )  # fmt: skip
-    state = torch.zeros(tokens, shape.numbers, device=d)
+    state = torch.zeros(sequences * -(-tokens // block), shape.numbers, device=d)
     layer = DeltaLayer(shape, torch.randn(4, shape.channels, device=d))
-    table = torch.arange(tokens, device=d, dtype=torch.int32)[:, None]
-    at = torch.ones(tokens, device=d, dtype=torch.int64)
-    run = partial(move_rows, rows, layer, state, table, at, 64)
-    return Case("states", f"T{tokens}", run, 8 * state.numel() + 2 * rows.mixed_TC.numel())
+    batch = paged_batch(d, sequences, tokens, max(2, tokens), block)
+    starts = tuple(range(0, count + 1, tokens))
+    batch = replace(batch, starts=starts, contexts=(max(2, tokens),) * sequences)
+    run = partial(ops.delta, rows, layer, state, block, batch)
+    name = f"prompt T{tokens}" if tokens > 1 else f"decode batch{sequences}"
+    return Case("states", name, run, 8 * state.numel() + 2 * rows.mixed_TC.numel())
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,10 @@ def groups(ops: TritonBackend) -> dict[str, list[Planned]]:
             *(Planned(f"T{n}", partial(gqa_case, ops, 1, n, n)) for n in (1024, 8192)),
             *(Planned(f"mla T{n}", partial(mla_prompt_case, ops, n, 128)) for n in (1024, 8192)),
         ],
-        "states": [Planned(f"T{n}", partial(states_case, ops, n)) for n in (1, 32, 128)],
+        "states": [
+            *(Planned(f"decode batch{n}", partial(states_case, ops, n)) for n in (1, 32, 128)),
+            *(Planned(f"prompt T{n}", partial(states_case, ops, 1, n)) for n in (512, 2048, 8192)),
+        ],
         "small": [
             Planned(f"{op} T{tokens}", partial(small_case, ops, op, tokens))
             for tokens, op in product((1, 128, 4096), SMALL)

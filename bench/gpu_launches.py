@@ -21,7 +21,6 @@ from afserve.kernels.latent import MlaLayer
 from afserve.kernels.packed import ExpertShape, Gating
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.routing import RouterRule, Scoring, Selection
-from afserve.kernels.states.rules import Rule
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.eight import gather_latents
 from afserve.kernels.triton.experts_apart import quantise_places
@@ -29,7 +28,8 @@ from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.permute import RowPlan, plan_rows
-from afserve.kernels.triton.states import move_rows
+from afserve.kernels.triton.states.prompts import move_prompts
+from afserve.kernels.triton.states.singly import move_rows
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it
@@ -64,7 +64,8 @@ def groups(ops: TritonBackend) -> dict[str, Callable[[], Iterator[Launch]]]:
         "small": partial(small, ops), "gqa": partial(gqa, ops), "mla-16": partial(mla, ops, 16),
         "mla-64": partial(mla, ops, 64),
         "mla-prompts": partial(mla_prompts, ops), "kv-eight": partial(eight_bits, ops),
-        "choice": partial(choices, ops), "near": near_rows, "states": partial(states, ops), **maps,
+        "choice": partial(choices, ops), "near": near_rows, "states": partial(states, ops),
+        "state-prompts": state_prompts, **maps,
     }  # fmt: skip
 
 
@@ -174,36 +175,51 @@ def small(ops: TritonBackend) -> Iterator[Launch]:
     yield "norms, rope and write", partial(rope_write_kv, *turned, norm, norm, 1e-6)
 
 
+STATES = (  # layers with states of Qwen3-Next, Kimi Linear and Granite 4 (Mamba-2)
+    ("qwen3-next", DeltaShape(16, 32, 128, 128, 4, "head")),
+    ("kimi-linear", DeltaShape(32, 32, 128, 128, 4, "channel")),
+    ("granite-4", DeltaShape(1, 128, 128, 64, 4, "sum")),
+)
+
+
+def rows_of(shape: DeltaShape, tokens: int) -> tuple[DeltaRows, DeltaLayer, Tensor]:
+    """With the states of two blocks."""
+    adds = shape.rule == "sum"
+    bias, skip = (zeros(n, dtype=F32) if adds else None for n in (shape.channels, shape.value_heads))
+    layer = DeltaLayer(shape, zeros(4, shape.channels, dtype=F32), bias, skip)
+    kept = (zeros(tokens, n, dtype=F32) for n in (shape.decays, shape.value_heads))
+    return DeltaRows(zeros(tokens, shape.channels), *kept), layer, zeros(2, shape.numbers, dtype=F32)
+
+
 def states(ops: TritonBackend) -> Iterator[Launch]:
-    """Layers with states of Qwen3-Next, Kimi Linear and Granite 4 (Mamba-2), one token of each sequence; and the gate
-    of Qwen3-Next's attention and of its shared expert."""
+    """One token of each sequence; and the gate of Qwen3-Next's attention and of its shared expert."""
     at, table = zeros(3, dtype=torch.int64), zeros(3, 8, dtype=I32)
-    kinds: tuple[tuple[str, tuple[int, int], int, Rule], ...] = (
-        ("qwen3-next", (16, 32), 128, "head"),
-        ("kimi-linear", (32, 32), 128, "channel"),
-        ("granite-4", (1, 128), 64, "sum"),
-    )
-    for name, heads, value, rule in kinds:
-        shape = DeltaShape(*heads, 128, value, 4, rule)
-        bias, skip = (zeros(n, dtype=F32) if rule == "sum" else None for n in (shape.channels, heads[1]))
-        layer = DeltaLayer(shape, zeros(4, shape.channels, dtype=F32), bias, skip)
-        rows = DeltaRows(
-            zeros(3, shape.channels), zeros(3, shape.decays, dtype=F32), zeros(3, heads[1], dtype=F32)
-        )
-        state = zeros(2, shape.numbers, dtype=F32)
-        yield f"states of {name}", partial(move_rows, rows, layer, state, table, at, 256)
-        told = None if rule == "sum" else zeros(3, heads[1])
+    for name, shape in STATES:
+        heads, value = shape.value_heads, shape.value
+        yield f"states of {name}", partial(move_rows, *rows_of(shape, 3), table, at, 256)
+        told = None if shape.rule == "sum" else zeros(3, heads)
         rates = zeros(shape.decays, dtype=F32), zeros(shape.decays, dtype=F32)
         yield f"decays of {name}", partial(ops.steps.forget_rows, zeros(3, shape.decays), told, *rates, None)
-        read, gate = zeros(3, heads[1], value, dtype=F32), zeros(3, heads[1] * value)
-        if rule == "sum":
-            given = ops.rms_norm, read, zeros(heads[1] * value), 1e-6, gate, 1
+        read, gate = zeros(3, heads, value, dtype=F32), zeros(3, heads * value)
+        if shape.rule == "sum":
+            given = ops.rms_norm, read, zeros(heads * value), 1e-6, gate, 1
             yield f"gate and norm of {name}", partial(ops.steps.norm_gated, *given)
         else:
             told_norm = ops.rms_norm, read, zeros(value), 1e-6, gate
-            yield f"norm and gate of {name}", partial(ops.steps.gate_heads, *told_norm, silu=rule == "head")
+            yield (
+                f"norm and gate of {name}",
+                partial(ops.steps.gate_heads, *told_norm, silu=shape.rule == "head"),
+            )
     yield "gate of heads", partial(ops.steps.open_rows, zeros(3, 16, 256), zeros(3, 4096))
     yield "gate of a row", partial(ops.steps.open_rows, zeros(3, 1, 2048), zeros(3, 1))
+
+
+def state_prompts() -> Iterator[Launch]:
+    """Prompts of layers with states: shapes differ in the grid alone."""
+    for name, shape in STATES:
+        out, spans = zeros(6, shape.value_heads, shape.value, dtype=F32), [(0, 3)] * 2
+        given = *rows_of(shape, 6), batch_of(2, 3, 3), 0, spans, 256, out
+        yield f"prompts' states of {name}", partial(move_prompts, *given)
 
 
 def latent_layer(ops: TritonBackend) -> MlaLayer:

@@ -14,8 +14,9 @@ Shapes: T tokens, S sequences, L tokens of a segment, C channels of the convolut
 heads, K key size, D value size, N blocks, F numbers of a state, E decays of a head (1 or K).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -113,9 +114,11 @@ def delta_rows(
     batch: PagedBatch,
     moves: StateMoves = OWN,
     singly: "Singly | None" = None,
+    together: "Together | None" = None,
 ) -> Tensor:
     """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached. `singly`
-    moves those of sequences with one token each, in place of a step of `moves`.
+    moves those of sequences with one token each, in place of a step of `moves`, and `together` those of sequences with
+    several, in place of its segments.
 
     Reads no device's values back, if the batch has its host integers.
     """
@@ -124,38 +127,43 @@ def delta_rows(
         (batch.tokens, shape.value_heads, shape.value), dtype=torch.float32, device=rows.mixed_TC.device
     )
     starts, contexts = _host(batch)
-    for first, end in _runs(starts):
+
+    def move_alone(part: slice, table_SB: Tensor) -> Tensor:
+        position_S = batch.position_T[part]
+        if singly is None:
+            return _decode(_part(rows, part), layer, state_NF, table_SB.long(), position_S, block_size, moves)
+        alone = DeltaRows(rows.mixed_TC[part], rows.decay_TE[part], rows.beta_TV[part])
+        return singly(alone, layer, state_NF, table_SB, position_S, block_size)
+
+    for first, end in _runs(starts, together is not None and not batch.singly):
         part, table_SB = slice(starts[first], starts[end]), batch.block_table_SB[first:end]
-        if singly is not None and part.stop - part.start == end - first:
-            alone = DeltaRows(rows.mixed_TC[part], rows.decay_TE[part], rows.beta_TV[part])
-            found = singly(alone, layer, state_NF, table_SB, batch.position_T[part], block_size)
+        if part.stop - part.start == end - first:
+            found = move_alone(part, table_SB)
             if end - first == batch.tokens:
                 return found
             out_TVD[part] = found
-            continue
-        table_SB = table_SB.long()
-        if part.stop - part.start == end - first:
-            position_S = batch.position_T[part]
-            out_TVD[part] = _decode(
-                _part(rows, part), layer, state_NF, table_SB, position_S, block_size, moves
-            )
         elif batch.singly:
             for row in range(part.start, part.stop):
                 one = slice(row, row + 1)
-                position_S = batch.position_T[one]
-                out_TVD[one] = _decode(
-                    _part(rows, one), layer, state_NF, table_SB, position_S, block_size, moves
-                )
+                out_TVD[one] = move_alone(one, table_SB)
+        elif together is not None:
+            ends = zip(pairwise(starts[first : end + 1]), contexts[first:end], strict=True)
+            spans = [(context - (stop - start), context) for (start, stop), context in ends]
+            together(rows, layer, state_NF, batch, first, spans, block_size, out_TVD)
         else:
             position = contexts[first] - (part.stop - part.start)
             out_TVD[part] = _prompt(
-                _part(rows, part), layer, state_NF, table_SB[0], position, block_size, moves
+                _part(rows, part), layer, state_NF, table_SB[0].long(), position, block_size, moves
             )
     return out_TVD
 
 
 Singly = Callable[[DeltaRows, DeltaLayer, Tensor, Tensor, Tensor, int], Tensor]
 """(S, V, D) float32 of rows, layer, `state_NF`, the block table of S sequences, their positions, tokens of a block."""
+Spans = Sequence[tuple[int, int]]
+Together = Callable[[DeltaRows, DeltaLayer, Tensor, PagedBatch, int, Spans, int, Tensor], None]
+"""Of a whole batch, the number of a sequence and, from that one on, the position of each one's first token, and that
+behind its last; tokens of a block, and what is filled for them: (T, V, D) float32 of all rows."""
 
 
 def convolve_rows(
@@ -208,14 +216,15 @@ def _host(batch: PagedBatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(batch.query_start_S1.tolist()), tuple(batch.context_S.tolist())
 
 
-def _runs(starts: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Sequences that are computed at once, first and end: neighbours with one token each, or one with several."""
-    first, last = 0, len(starts) - 1
-    while first < last:
-        end = first
-        while end < last and starts[end + 1] - starts[end] == 1:
+def _runs(starts: tuple[int, ...], together: bool = False) -> Iterator[tuple[int, int]]:
+    """Sequences that are computed at once, first and end: neighbours with one token each, or one with several;
+    `together`: neighbours with several."""
+    single = [end - start == 1 for start, end in pairwise(starts)]
+    first = 0
+    while first < len(single):
+        end = first + 1
+        while end < len(single) and single[end] == single[first] and (together or single[first]):
             end += 1
-        end = max(end, first + 1)
         yield first, end
         first = end
 

@@ -42,7 +42,8 @@ from afserve.kernels.triton.latents import LatentBackend
 from afserve.kernels.triton.launch import planned
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.row_steps import TritonRowSteps
-from afserve.kernels.triton.states import move_rows
+from afserve.kernels.triton.states.prompts import move_prompts
+from afserve.kernels.triton.states.singly import move_rows
 from afserve.kernels.triton.tiles import TileTable
 
 AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)
@@ -50,8 +51,8 @@ CODED = (torch.bfloat16, torch.float16, torch.float32)  # rows that codes are mu
 
 
 class TritonBackend(LatentBackend):
-    """Dense products, LayerNorm, prompts of layers with states, argmax, a choice of rows by keys in 8 bits and the
-    caches' memory are PyTorch's by choice, which is no fallback.
+    """Dense products, LayerNorm, argmax, a choice of rows by keys in 8 bits and the caches' memory are PyTorch's by
+    choice, which is no fallback.
 
     `parts` fixes how many parts a context is cut into, so that a sequence's result does not depend on the batch;
     None cuts as many as fill the chip. `libraries` compute what passed their tests (`libraries/tested.py`).
@@ -284,7 +285,8 @@ class TritonBackend(LatentBackend):
     ) -> Tensor:
         moves = self.libraries.moves(layer.shape, rows.mixed_TC.dtype)
         singly = move_rows if moves.step is OWN.step else None
-        return delta_rows(rows, layer, state_NF, block_size, batch, moves, singly)
+        together = move_prompts if moves.segment is OWN.segment else None
+        return delta_rows(rows, layer, state_NF, block_size, batch, moves, singly, together)
 
     def rope(
         self, x_TAD: Tensor, cos_PD: Tensor, sin_PD: Tensor, position_T: Tensor, interleaved: bool

@@ -1,4 +1,4 @@
-"""States that Triton's kernels move for single tokens, and the row steps around them, against PyTorch's."""
+"""States that Triton's kernels move, by single tokens and prompts, and the row steps around them, against PyTorch's."""
 
 from dataclasses import replace
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from afserve.kernels.cache import StateShape
-from afserve.kernels.delta import DeltaRows, delta_rows
+from afserve.kernels.delta import DeltaRows, DeltaShape, delta_rows
 from afserve.kernels.reference import Reference
 from afserve.kernels.row_steps import RowSteps
+from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.row_steps import TritonRowSteps
-from afserve.kernels.triton.states import move_rows
+from afserve.kernels.triton.states.singly import move_rows
 from tests.kernels.test_delta import BLOCK, RULES, batch_of, layer_of, rows_of, shape_of
 
 # At the beginning, within a block, at the end of one, behind it; the last rows are those of a padded step.
@@ -29,10 +30,7 @@ def test_single_tokens_move_states_as_pytorch_does(rule, dtype, device, close):
     )
     own, truth = kept.of_blocks(cache.to(device, copy=True)), kept.of_blocks(cache.clone())
     wanted = delta_rows(rows, layer, truth, BLOCK, batch)
-    there = replace(layer, **{
-        name: None if (x := getattr(layer, name)) is None else x.to(device) for name in ("conv_WC", "bias_C", "skip_V")
-    })  # fmt: skip
-    on = DeltaRows(*(x.to(device) for x in (rows.mixed_TC, rows.decay_TE, rows.beta_TV)))
+    there, on = layer_on(layer, device), rows_on(rows, device)
     where = batch.block_table_SB.to(device), batch.position_T.to(device), BLOCK
     close(move_rows(on, there, own, *where), wanted, 64)
     close(own, truth, 64)
@@ -50,8 +48,7 @@ def test_rows_that_repeat_the_first_one_move_no_state(device):
     for repeats in (0, 3):
         state_NF, row_T = kept.of_blocks(cache.to(device, copy=True)), [0, 1] + [0] * repeats
         batch = batch_of([((9, 10, [1, 2]), (4, 5, [3]))[row] for row in row_T])
-        on = DeltaRows(*(x[row_T].to(device) for x in (rows.mixed_TC, rows.decay_TE, rows.beta_TV)))
-        there = replace(layer, conv_WC=layer.conv_WC.to(device))
+        on, there = rows_on(rows.of(torch.tensor(row_T)), device), layer_on(layer, device)
         where = batch.block_table_SB.to(device), batch.position_T.to(device), BLOCK
         found.append((move_rows(on, there, state_NF, *where)[:2], state_NF.clone()))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
@@ -94,3 +91,67 @@ def test_the_least_softplus_is_no_zero(device):
         forget.to(device), None, torch.zeros(2, device=device), torch.ones(2, device=device), None
     )
     torch.testing.assert_close(decay.cpu(), torch.nn.functional.softplus(forget), rtol=1e-5, atol=0.0)
+
+
+CUTS = {  # (first, end) of each sequence in one step after the other; tokens of a block, and the rows' dtype
+    "one": ([[(0, 1)], [(1, 64)], [(64, 128)], [(128, 193)], [(193, 393)]], 272, torch.float32),
+    "several": ([[(0, 200), (0, 63), (0, 2)], [(200, 201), (63, 128), (2, 67)]], 96, torch.bfloat16),
+    "short": ([[(0, 15), (0, 33)], [(15, 17), (33, 49)], [(17, 40), (49, 50)]], 16, torch.bfloat16),
+    "tiny": ([[(0, 1), (0, 5)], [(1, 3), (5, 12)]], 2, torch.float32),
+}
+
+
+@pytest.mark.by_day(1)
+@RULES
+@pytest.mark.parametrize("cut", CUTS)
+def test_prompts_move_states_as_pytorch_does(rule, cut, device, close):
+    """Lengths around those of chunks, from the beginning and from a state, in steps one after the other."""
+    steps, block, dtype = CUTS[cut]
+    shape, roundings = shape_of(rule), 64 if dtype is torch.float32 else 4
+    layer, kept = layer_of(shape=shape), StateShape(shape.numbers)
+    width = -(-max(end for step in steps for _, end in step) // block)
+    size = 2 + width * len(steps[0]), block, kept.width(block, dtype)
+    cache = torch.full(size, float("nan"), dtype=dtype)  # nobody reads what nobody wrote
+    own, truth = kept.of_blocks(cache.to(device, copy=True)), kept.of_blocks(cache.clone())
+    backend, there = TritonBackend(device, multiprocessors=2), layer_on(layer, device)
+    for number, spans in enumerate(steps):
+        chunks = [(*span, list(range(1 + width * s, 1 + width * (s + 1)))) for s, span in enumerate(spans)]
+        batch = batch_of(chunks)
+        rows = rows_of(batch.tokens, number, dtype, shape)
+        wanted = delta_rows(rows, layer, truth, block, batch)
+        found = backend.delta(rows_on(rows, device), there, own, block, batch_on(batch, device)).to(dtype)
+        close(found, wanted, roundings)
+        states = own.cpu()
+        assert torch.equal(states.isnan(), truth.isnan()), "of every block that is reached"
+        close(states.nan_to_num().to(dtype), truth.nan_to_num(), roundings)
+
+
+@RULES
+def test_prompts_forget_at_any_rate(rule, device, close):
+    """Decays whose exponentials no float32 has, keys that are alike, and a key head of each size."""
+    shape, tokens = DeltaShape(1, 2, 7, 35, 1, rule), 70
+    layer, rows = layer_of(shape=shape), rows_of(tokens, 7, shape=shape)
+    rows.mixed_TC[:, 7:14] = rows.mixed_TC[0, 7:14]
+    rows.decay_TE[:] *= torch.tensor([0.0, 1.0, 200.0])[torch.arange(tokens) % 3][:, None]
+    batch, kept = batch_of([(0, tokens, [1])]), StateShape(shape.numbers)
+    own, truth = (torch.zeros(2, kept.numbers) for _ in "ot")
+    wanted = delta_rows(rows, layer, truth, 80, batch)
+    own = own.to(device)
+    backend = TritonBackend(device, multiprocessors=2)
+    found = backend.delta(rows_on(rows, device), layer_on(layer, device), own, 80, batch_on(batch, device))
+    close(found, wanted, 256)
+    close(own, truth, 256)
+
+
+def layer_on(layer, device):
+    tensors = {name: getattr(layer, name) for name in ("conv_WC", "bias_C", "skip_V")}
+    return replace(layer, **{name: None if x is None else x.to(device) for name, x in tensors.items()})
+
+
+def rows_on(rows, device):
+    return DeltaRows(*(x.to(device) for x in (rows.mixed_TC, rows.decay_TE, rows.beta_TV)))
+
+
+def batch_on(batch, device):
+    names = "position_T", "kv_slot_T", "query_start_S1", "context_S", "block_table_SB"
+    return replace(batch, **{name: getattr(batch, name).to(device) for name in names})

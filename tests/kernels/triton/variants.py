@@ -16,7 +16,8 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.packed import ExpertShape
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
-from afserve.kernels.triton.states import move_rows
+from afserve.kernels.triton.states.prompts import move_prompts
+from afserve.kernels.triton.states.singly import move_rows
 from bench.gpu_chip import AbsentChip
 from bench.gpu_launches import BF16, F32, batch_of, zeros
 
@@ -46,6 +47,14 @@ def decode_step(ops: TritonBackend, tokens: int, experts: Any, fp8: Any) -> None
     mixed, gate, share, forget = wide.split((8192, 4096, 32, 32), 1)
     rows = DeltaRows(mixed, *ops.steps.forget_rows(forget, share, *rates, None))
     ops.steps.open_rows(zeros(tokens, 16, 256), zeros(tokens, 4096))
+    for first, spans in (
+        (0, [(0, tokens + 1)]),
+        (1, [(0, tokens + 1), (70, 75)]),
+        (16, [(64, 64 + tokens)] * 16),
+    ):
+        batch = batch_of(first + len(spans), 1, 5000, blocks=tokens)
+        out, given = zeros(tokens, 32, 128, dtype=F32), (rows, layer, state, batch)
+        move_prompts(*given, first, spans, 64, out)
     for context in (100, 5000):
         batch = batch_of(tokens, 1, context, blocks=-(-context // 64))
         read = move_rows(rows, layer, state, batch.block_table_SB, at, 64)
