@@ -10,6 +10,7 @@ from afserve.kernels.delta import DeltaRows, DeltaShape, delta_rows
 from afserve.kernels.reference import Reference
 from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.triton.backend import TritonBackend
+from afserve.kernels.triton.launch import PreparedLaunch
 from afserve.kernels.triton.row_steps import TritonRowSteps
 from afserve.kernels.triton.states.singly import move_rows
 from tests.kernels.test_delta import BLOCK, RULES, batch_of, layer_of, rows_of, shape_of
@@ -124,6 +125,19 @@ def test_prompts_move_states_as_pytorch_does(rule, cut, device, close):
         states = own.cpu()
         assert torch.equal(states.isnan(), truth.isnan()), "of every block that is reached"
         close(states.nan_to_num().to(dtype), truth.nan_to_num(), roundings)
+
+
+def test_prompts_of_any_lengths_are_four_launches(device, monkeypatch):
+    made, shape, backend = [], shape_of("head"), TritonBackend(device, multiprocessors=2)
+    monkeypatch.setattr(PreparedLaunch, "__call__", lambda launch, *_, **__: made.append(launch))
+    layer, state = layer_on(layer_of(shape=shape), device), torch.zeros(80, shape.numbers, device=device)
+    for spans in ([(0, 70)], [(0, 2000), (3, 90), (64, 300)]):
+        batch = batch_of([(*span, list(range(80))) for span in spans])
+        backend.delta(
+            rows_on(rows_of(batch.tokens, shape=shape), device), layer, state, 32, batch_on(batch, device)
+        )
+        assert len(made) == 4
+        made.clear()
 
 
 @RULES
