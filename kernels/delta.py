@@ -117,15 +117,12 @@ def delta_rows(
     together: "Together | None" = None,
 ) -> Tensor:
     """(T, V, D) float32: what every token reads. States are left in `state_NF` for each block that is reached. `singly`
-    moves those of sequences with one token each, in place of a step of `moves`, and `together` those of sequences with
-    several, in place of its segments.
+    and `together` move those of sequences with one token each, and with several, in the place of `moves`.
 
     Reads no device's values back, if the batch has its host integers.
     """
-    shape = layer.shape
-    out_TVD = torch.empty(
-        (batch.tokens, shape.value_heads, shape.value), dtype=torch.float32, device=rows.mixed_TC.device
-    )
+    sizes = batch.tokens, layer.shape.value_heads, layer.shape.value
+    out_TVD = torch.empty(sizes, dtype=torch.float32, device=rows.mixed_TC.device)
     starts, contexts = _host(batch)
 
     def move_alone(part: slice, table_SB: Tensor) -> Tensor:
@@ -144,8 +141,7 @@ def delta_rows(
             out_TVD[part] = found
         elif batch.singly:
             for row in range(part.start, part.stop):
-                one = slice(row, row + 1)
-                out_TVD[one] = move_alone(one, table_SB)
+                out_TVD[row] = move_alone(slice(row, row + 1), table_SB)[0]
         elif together is not None:
             ends = zip(pairwise(starts[first : end + 1]), contexts[first:end], strict=True)
             spans = [(context - (stop - start), context) for (start, stop), context in ends]
