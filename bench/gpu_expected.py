@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from afserve.cli.plan.catalog import load_hardware, load_model
 from afserve.config import AUTO, KV_DTYPES
 from afserve.kernels.triton.config import AttentionTile, Tile
+from afserve.kernels.triton.dense import FEW, tile_of_map
 from afserve.kernels.triton.latent_prompts import LatentSizes
-from afserve.kernels.triton.linear_fp8 import FEW, tile_of_map
 from afserve.kernels.triton.tiles import TileTable
 from afserve.placement.planner.perf.hardware import Hardware
 from afserve.placement.planner.perf.shape import AttentionLayers, ModelShape

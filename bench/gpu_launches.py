@@ -28,8 +28,8 @@ from afserve.kernels.triton.kv import rope_write_kv
 from afserve.kernels.triton.mla_prompts import attend_prompts
 from afserve.kernels.triton.near import FetchedRows
 from afserve.kernels.triton.permute import RowPlan, plan_rows
-from afserve.kernels.triton.states.prompts import move_prompts
-from afserve.kernels.triton.states.singly import move_rows
+from afserve.kernels.triton.state_prompts import move_prompts
+from afserve.kernels.triton.states import move_rows
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 Launch = tuple[str, Callable[[], object]]  # what it is for, and the call that launches it

@@ -42,8 +42,8 @@ from afserve.kernels.triton.latents import LatentBackend
 from afserve.kernels.triton.launch import planned
 from afserve.kernels.triton.quant import quantise_blocks
 from afserve.kernels.triton.row_steps import TritonRowSteps
-from afserve.kernels.triton.states.prompts import move_prompts
-from afserve.kernels.triton.states.singly import move_rows
+from afserve.kernels.triton.state_prompts import move_prompts
+from afserve.kernels.triton.states import move_rows
 from afserve.kernels.triton.tiles import TileTable
 
 AnyLayer = TypeVar("AnyLayer", GqaLayer, MlaLayer)

@@ -6,7 +6,7 @@ import torch
 from afserve.kernels.formats.scaled import BlockScaled, ScaledRows, joined_blocks, quantised_blocks
 from afserve.kernels.ops import Ops
 from afserve.kernels.triton.backend import TritonBackend
-from afserve.kernels.triton.linear_fp8 import tile_of_map
+from afserve.kernels.triton.dense import tile_of_map
 from afserve.kernels.triton.tiles import TileTable
 from tests.kernels.reference_fp8 import BlockReference
 

@@ -12,7 +12,7 @@ from afserve.kernels.row_steps import RowSteps
 from afserve.kernels.triton.backend import TritonBackend
 from afserve.kernels.triton.launch import PreparedLaunch
 from afserve.kernels.triton.row_steps import TritonRowSteps
-from afserve.kernels.triton.states.singly import move_rows
+from afserve.kernels.triton.states import move_rows
 from tests.kernels.test_delta import BLOCK, RULES, batch_of, layer_of, rows_of, shape_of
 
 # At the beginning, within a block, at the end of one, behind it; the last rows are those of a padded step.

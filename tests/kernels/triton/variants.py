@@ -16,8 +16,8 @@ from afserve.kernels.delta import DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.packed import ExpertShape
 from afserve.kernels.routing import RouterRule, Scoring, Selection
 from afserve.kernels.triton.backend import TritonBackend
-from afserve.kernels.triton.states.prompts import move_prompts
-from afserve.kernels.triton.states.singly import move_rows
+from afserve.kernels.triton.state_prompts import move_prompts
+from afserve.kernels.triton.states import move_rows
 from bench.gpu_chip import AbsentChip
 from bench.gpu_launches import BF16, F32, batch_of, zeros
 

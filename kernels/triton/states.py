@@ -9,10 +9,10 @@ Shapes: T tokens, one of each sequence, C channels, W taps, G key heads, V value
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels.delta import NORM_EPS, DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.triton.config import FUSED
 from afserve.kernels.triton.launch import PreparedLaunch, cdiv, launched, planned, power_of_two

@@ -17,10 +17,10 @@ replaced, its negative share of the old state (K) and its own (D), then, where c
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
+import triton
+import triton.language as tl
 from afserve.kernels.delta import NORM_EPS, DeltaLayer, DeltaRows, DeltaShape
 from afserve.kernels.paged import PagedBatch
 from afserve.kernels.states.rules import LONGEST
