@@ -67,10 +67,10 @@ def _line(row: Row) -> list[object]:
 
 
 def live() -> str:
-    found = newest(rows("pilot_live"), "case", "kills", "hosts", "hold")
+    found = newest(({"hold": 6.0, **row} for row in rows("pilot_live")), "case", "kills", "hosts", "hold")
     if not found:
         return ""
-    whole = list({(row["kills"], row["hosts"], row.get("hold")): row for row in found}.values())
+    whole = list({(row["kills"], row["hosts"], row["hold"]): row for row in found}.values())
     return (
         f"**Live**: nano, {where(found[-1])}; `python -m bench.pilot_live --save`, also with `--kills` and `--hosts`. Two cores run all processes, so that more nodes are no faster: it shows that pools follow, and "
         "what clients notice, not what is gained. Followed: seconds from the decision until as many nodes serve as it says; a dash where the pilot said something else before.\n\n"
@@ -81,7 +81,7 @@ def live() -> str:
         + "\n\n"
         + table(
             ["killed", "hosts", "--pilot-hold, s", "requests", "failed", "altered", "advices", "intervals held"],
-            [["one in each case" if row["kills"] else "nobody", row["hosts"], f"{row.get('hold', 6):g}", row["requests"], row["failed"], row["altered"], row.get("advised", "-"), f"{row['held']} of {row['compared']}"] for row in whole],
+            [["one in each case" if row["kills"] else "nobody", row["hosts"], f"{row['hold']:g}", row["requests"], row["failed"], row["altered"], row.get("advised", "-"), f"{row['held']} of {row['compared']}"] for row in whole],
         )
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def _live_line(row: Row) -> list[object]:
         f"{row['prompts_per_s']:g} + {row['answers_per_s']:g}",
         row["killed"],
         row["hosts"],
-        f"{row.get('hold', 6):g}",
+        f"{row['hold']:g}",
         *sizes,
         row["changes"],
         ", ".join("-" if one is None else f"{one:g}" for one in row["followed_s"]),
