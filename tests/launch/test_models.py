@@ -4,7 +4,9 @@ import os
 
 import pytest
 
+from afserve.cli.main import run
 from afserve.errors import CheckpointError
+from afserve.families.table import load_spec
 from afserve.launch.plan.models import CONFIGS, find_model
 
 CONFIG = (CONFIGS / "nano" / "config.json").read_text()
@@ -65,3 +67,22 @@ def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(make, said, tmp_p
     with pytest.raises(CheckpointError, match=rf"tokenizer\.json: {said}"):
         found.warn_of_tokenizer()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "planned"),
+    [
+        ("deepseek-v3", "fp8", "weights fp8 as published, cache"),
+        ("gpt-oss-20b", "mxfp4", "weights fp4, attention weights bf16 as published, cache"),
+        ("mixtral-8x7b", "", "weights fp8, cache"),
+    ],
+)
+def test_a_shape_says_how_its_weights_are_published(name, method, planned, tmp_path, capsys):
+    """Random weights have the bits of [config]; what a plan counts, and what is said to be needed, are those."""
+    found = find_model(name, tmp_path)
+    spec = load_spec(found.folder)
+    stored = found.published(spec)
+    how = "fp8" if stored.in_fp8_blocks else stored.quantization.layout if stored.quantization else ""
+    assert (found.stored, how) == (method, method) and spec.fp8_block is spec.quantization is None
+    assert run(f"plan --model {name} --pool h200=16 --kind afd".split()) == 0
+    assert planned in capsys.readouterr().out

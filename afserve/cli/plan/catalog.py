@@ -13,7 +13,7 @@ from afserve.cli.options import read_given_bytes, read_given_text, read_given_to
 from afserve.errors import ConfigError, NotFoundError, shown
 from afserve.json_file import LIST_BYTES, read_object
 from afserve.placement.planner.perf.acceptance import MeasuredLengths, measured_lengths
-from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.attention import PUBLISHED, Precision
 from afserve.placement.planner.perf.curve import CurveSet, curves_from_table
 from afserve.placement.planner.perf.engine import Engine
 from afserve.placement.planner.perf.engine_file import engine_from_values
@@ -65,7 +65,11 @@ def _shape(name: str) -> ModelShape:
         raise ConfigError(
             f"{found}: [config] is missing; copy the fields of config.json there", param="model"
         )
-    return shape_from_config(str(_meta(table).get("name", found.stem)), config, source=str(found))
+    meta = _meta(table)
+    shape = shape_from_config(str(meta.get("name", found.stem)), config, source=str(found))
+    if (stored := meta.get("weights", "")) not in PUBLISHED:
+        raise ConfigError(f"{found}: meta.weights: {stored!r} is not one of fp8 and mxfp4", param="model")
+    return replace(shape, stored=str(stored))
 
 
 def _from_gguf(path: Path) -> ModelShape:

@@ -26,7 +26,10 @@ class ModelFlags:
     model: str = option(
         "--model", "-m", required=True, help="A known model, a config.json or its folder, a GGUF file."
     )
-    precision: str = option(default="fp8", type=click.Choice(PRECISIONS), help="Weights.  [default: fp8]")
+    precision: str | None = option(
+        type=click.Choice(PRECISIONS),
+        help="Weights.  [default: as the checkpoint was published where configs/models says it, else fp8]",
+    )
     attention_precision: str | None = option(
         type=click.Choice(PRECISIONS), help="Attention weights, if different."
     )

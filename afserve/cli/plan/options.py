@@ -26,7 +26,7 @@ from afserve.cli.plan.layout import (
 )
 from afserve.cli.plan.slo import limits_of
 from afserve.errors import ConfigError, shown
-from afserve.placement.planner.perf.attention import Precision
+from afserve.placement.planner.perf.attention import PUBLISHED, Precision
 from afserve.placement.planner.perf.drafting import NO_DRAFTS
 from afserve.placement.planner.perf.experts import Routing
 from afserve.placement.planner.perf.found import Found, parse_found
@@ -93,7 +93,8 @@ def build_question(
         raise ConfigError(
             f"--pool {endless}: without a count it is as many as a rate takes; add --rate, or write {endless}=COUNT"
         )
-    widths = Precision(model.attention_precision or model.precision, model.precision, model.kv_precision)
+    attention, experts = (model.precision, model.precision) if model.precision else PUBLISHED[shape.stored]
+    widths = Precision(model.attention_precision or attention, experts, model.kv_precision)
     if routing.counts and routing.skew is not None:
         raise ConfigError(
             f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one"

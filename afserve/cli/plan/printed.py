@@ -174,9 +174,7 @@ _NONE = float("inf")
 def _assumed(question: Question) -> str:
     """Precision and routing: what the answer hangs on beside the hardware."""
     precision, routing = question.setting.precision, question.setting.routing
-    words = [f"weights {precision.experts}"]
-    words += [f"attention weights {precision.attention}"] if precision.attention != precision.experts else []
-    words.append(f"cache {precision.kv}")
+    words = [precision.weights(question.setting.shape.stored), f"cache {precision.kv}"]
     layers = f" of {routing.counted_layers} layer{'s' * (routing.counted_layers != 1)}"
     words.append(f"measured expert counts{layers}" if routing.counts else f"expert skew {routing.zipf:g}")
     if any(engine.own and engine.name != PLAIN.name for _, engine in question.engines):

@@ -11,7 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from afserve.launch.hub.stores import is_stored_name, stored_file
 from afserve.models.gguf.folder import model_name, unfold
 from afserve.models.gguf.pieces_folder import PIECES, unfold_pieces
 from afserve.models.shards import GGUF_INDEX, INDEX
+from afserve.quantization import Quantization
+from afserve.spec import FP8_BLOCK, ModelSpec
 from afserve.tokens.tokenizer import listed_eos_ids
 
 CONFIGS = Path(afserve.__file__).parent / "configs"
@@ -38,13 +40,21 @@ Download = Callable[[str, str], Path]  # a Hugging Face id and a revision -> its
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """`folder` holds config.json; `tokenizer` tokenizer.json. `weights` False: only the shape is known; `hub` is the
-    Hugging Face id where it was read, if it was."""
+    Hugging Face id where it was read, if it was, and `stored` how weights are there: `fp8`, `mxfp4`, or "" for 16
+    bits."""
 
     name: str
     folder: Path
     tokenizer: Path
     weights: bool
     hub: str = ""
+    stored: str = ""
+
+    def published(self, spec: ModelSpec) -> ModelSpec:
+        """The shape with weights as they are there."""
+        if self.stored == "fp8":
+            return replace(spec, fp8_block=(FP8_BLOCK, FP8_BLOCK))
+        return replace(spec, quantization=Quantization("mxfp4", 4, 32)) if self.stored == "mxfp4" else spec
 
     def warn_of_tokenizer(self) -> None:
         """Says that texts go through a tokenizer that the model was not trained with, where they do. Raises
@@ -154,14 +164,15 @@ def catalogued(kind: str, name: str) -> Path | None:
 
 def _from_shape(shape: Path, scratch: Path) -> FoundModel:
     table = tomllib.loads(shape.read_text(encoding="utf-8"))
-    config, source = table.get("config", {}), str(table.get("meta", {}).get("source", ""))
+    config, meta = table.get("config", {}), table.get("meta", {})
     spec_from_config(config, where=f"configs/models/{shape.name}")  # refused here, under its own name
     folder = scratch / shape.stem
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"dtype": "bfloat16", **config}, indent=1)
     (folder / "config.json").write_text(text, encoding="utf-8")
-    found = _HUB.match(source)
-    return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False, hub=found[1] if found else "")
+    found = _HUB.match(str(meta.get("source", "")))
+    hub, stored = found[1] if found else "", str(meta.get("weights", ""))
+    return FoundModel(shape.stem, folder, CONFIGS / "nano", weights=False, hub=hub, stored=stored)
 
 
 def _cached(model: str, revision: str | None) -> Path:

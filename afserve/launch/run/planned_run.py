@@ -75,9 +75,10 @@ def plan_here(flags: UpFlags, found: FoundModel, machine: Machine, gpus: Gpus) -
         wishes = replace(wishes, gpus=gpus.chosen(wishes.engine.device))
     try:
         if source.load_format == "safetensors" and not found.weights:
-            needed = needs(spec, source, smallest(machine, wishes), wishes)
+            needed = needs(found.published(spec), source, smallest(machine, wishes), wishes)
+            stored = f" Those that are published are {found.stored}:" * bool(found.stored)
             raise DoesNotFitError(
-                f"{found.name} is known by its shape only; there are no weights here.\n{needed}",
+                f"{found.name} is known by its shape only; there are no weights here.{stored}\n{needed}",
                 param="model",
             )
         return choose(spec, source, machine, wishes)

@@ -19,6 +19,10 @@ _ACTIVATION = 2.0
 _STATE = 4.0
 
 
+PUBLISHED = {"": ("fp8", "fp8"), "fp8": ("fp8", "fp8"), "mxfp4": ("bf16", "fp4")}
+"""What attention and experts are counted in where nobody says it, by how the published checkpoint stores them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """Weights of the projections, of the experts, and the cache: bf16, fp8, fp4 or int4."""
@@ -26,6 +30,12 @@ class Precision:
     attention: str = "fp8"
     experts: str = "fp8"
     kv: str = "fp8"
+
+    def weights(self, stored: str) -> str:
+        """In words; `stored` is how the published checkpoint has them, "" where that is not known."""
+        apart = f", attention weights {self.attention}" if self.attention != self.experts else ""
+        own = bool(stored) and PUBLISHED[stored] == (self.attention, self.experts)
+        return f"weights {self.experts}{apart}{' as published' * own}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class ExpertLayers:
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """`table_elems`: of a look-up table, which lies in no device's memory. An `encoder` of pictures lies in that of
-    each attention node."""
+    each attention node. stored: `fp8` or `mxfp4` where the published checkpoint is; "" for 16 bits, or nobody said."""
 
     name: str
     hidden: int
@@ -83,6 +83,7 @@ class ModelShape:
     rows_of: str = ""
     table_elems: int = 0
     encoder: EncoderSpec | None = None
+    stored: str = ""
 
     @property
     def rows_name(self) -> str:
@@ -91,7 +92,8 @@ class ModelShape:
 
     def same_layers(self, other: "ModelShape") -> bool:
         """Whether both are the same shape, whatever their names."""
-        return replace(self, name=other.name, source=other.source, rows_of=other.rows_of) == other
+        own = replace(self, name=other.name, source=other.source, rows_of=other.rows_of)
+        return replace(own, stored=other.stored) == other
 
     @property
     def expert_row(self) -> int:
