@@ -68,6 +68,10 @@ CHOSEN = st.one_of(
         ),
         ("--cluster /nowhere/cluster.toml", "there is no folder"),
         ("--cluster /", "it is a folder"),
+        (
+            "--expert-memory 40GiB",
+            "--expert-memory 40GiB: plans count every expert in the memory of its device",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(

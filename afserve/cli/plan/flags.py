@@ -36,6 +36,11 @@ class ModelFlags:
     kv_precision: str = option(
         default="bf16", type=click.Choice(("bf16", "fp8")), help="Cache.  [default: bf16]"
     )
+    expert_memory: str | None = option(
+        metavar="SIZE",
+        help="Refused: every expert is planned in its device's memory. What the others cost with `afserve up "
+        "--expert-memory` hangs on how often traffic finds its experts near.",
+    )
     draft: str = option(
         default="off",
         metavar="METHOD[:N]",
