@@ -93,15 +93,7 @@ def build_question(
         raise ConfigError(
             f"--pool {endless}: without a count it is as many as a rate takes; add --rate, or write {endless}=COUNT"
         )
-    if model.expert_memory is not None:
-        raise ConfigError(
-            f"--expert-memory {model.expert_memory}: plans count every expert in the memory of its device: what one "
-            "costs that lies in the host or on disk hangs on how often traffic finds its experts near, and was "
-            "measured on no GPU. Drop it, and try it: `afserve up --expert-memory` and /metrics say how many were near",
-            param="expert_memory",
-        )
-    attention, experts = (model.precision, model.precision) if model.precision else PUBLISHED[shape.stored]
-    widths = Precision(model.attention_precision or attention, experts, model.kv_precision)
+    widths = _widths(model, shape)
     if routing.counts and routing.skew is not None:
         raise ConfigError(
             f"--counts {routing.counts} and --skew {routing.skew:g} both say how uneven the routing is; keep one"
@@ -139,6 +131,19 @@ def build_question(
         prompts=_readers(requests.prompts, setting, layout_of(layout, offered)),
         draftable=draftable if len(draftable) > 1 else (),
     )
+
+
+def _widths(model: ModelFlags, shape: ModelShape) -> Precision:
+    """As asked, else as the checkpoint was published. Raises ConfigError for what no plan counts."""
+    if model.expert_memory is not None:
+        raise ConfigError(
+            f"--expert-memory {model.expert_memory}: plans count every expert in the memory of its device: what one "
+            "costs that lies in the host or on disk hangs on how often traffic finds its experts near, and was "
+            "measured on no GPU. Drop it, and try it: `afserve up --expert-memory` and /metrics say how many were near",
+            param="expert_memory",
+        )
+    attention, experts = (model.precision, model.precision) if model.precision else PUBLISHED[shape.stored]
+    return Precision(model.attention_precision or attention, experts, model.kv_precision)
 
 
 def _with_slo(goal: GoalFlags, shape: ModelShape) -> GoalFlags:
