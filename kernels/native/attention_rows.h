@@ -87,6 +87,7 @@ class RowsWorker {
     direct_ = can_score_directly();
     for (int g = 0; g < task.groups; g++) begin(task, g);
     int lowest = lowest_key(task.position, a_.window);
+    started_ = false;
     for (int key = task.first; key < task.last; key += CHUNK) {
       if (key + CHUNK <= lowest) continue;
       for (int g = 0; g < task.groups; g++) {
@@ -99,6 +100,7 @@ class RowsWorker {
         if (!point_at_keys(task, task.group + g, key, lowest)) return false;
         add_chunk(task, key);
       }
+      started_ = true;
     }
     return true;
   }
@@ -128,7 +130,6 @@ class RowsWorker {
     take_queries(task, task.group + group);
     std::fill(w_.top, w_.top + rows_, -INFINITY);
     std::fill(w_.total, w_.total + rows_, 0.0f);
-    memset(w_.sums, 0, size_t(padded_) * PANEL * panels_ * sizeof(float));
     if (direct_) pack_queries();
   }
 
@@ -172,6 +173,7 @@ class RowsWorker {
     const int32_t* table = batch_.table + task.sequence * batch_.table_stride;
     int low = std::max(key, lowest), high = std::min(std::min(task.context, task.last), key + CHUNK);
     bool whole = low == key && high == key + CHUNK;
+    seen_ = high - key;
     if (!whole) std::fill(key_row_, key_row_ + CHUNK, w_.zero);
     if (!whole) std::fill(value_row_, value_row_ + CHUNK, w_.zero);
     for (int position = low; position < high;) {
@@ -232,7 +234,7 @@ class RowsWorker {
 
   void score_chunk() {
     if (!direct_) {
-      loops_.pack_keys(key_row_, CHUNK, a_.keys.size, blocks_, w_.keys);
+      loops_.pack_keys(key_row_, seen_, a_.keys.size, blocks_, w_.keys);
       loops_.gemm(w_.queries, size_t(blocks_) * BLOCK, rows_, w_.keys, blocks_, w_.scores, false, {});
       return;
     }
@@ -249,14 +251,14 @@ class RowsWorker {
       int high = std::clamp(position + 1 - key, 0, CHUNK);
       float kept = loops_.softmax(w_.scores + r * PANEL, a_.scale, low, high, w_.top + r, w_.total + r,
                                   w_.weights + r * PANEL);
-      if (kept == 1.0f) continue;
+      if (kept == 1.0f || !started_) continue;
       for (int p = 0; p < panels_; p++) isa_.scale_row(w_.sums + (size_t(p) * padded_ + r) * PANEL, kept, PANEL);
     }
     for (int p = 0; p < panels_; p++) {
       ahead_.take(64);
       loops_.pack_values(value_row_, p * PANEL, a_.values.size, w_.values);
       ahead_.take(64);
-      loops_.gemm(w_.weights, PANEL, rows_, w_.values, 2, w_.sums + size_t(p) * padded_ * PANEL, true, {});
+      loops_.gemm(w_.weights, PANEL, rows_, w_.values, ceil_div(seen_, BLOCK), w_.sums + size_t(p) * padded_ * PANEL, started_, {});
     }
   }
 
@@ -267,8 +269,8 @@ class RowsWorker {
   const RowsSpace<E> all_;
   RowsSpace<E> w_;  // of the head at hand
   const int share_, blocks_ = all_.key_blocks, panels_ = all_.panels;
-  int rows_ = 0, padded_ = 0;
-  bool direct_ = false;
+  int rows_ = 0, padded_ = 0, seen_ = 0;  // seen: keys of a chunk up to the last that some row sees
+  bool direct_ = false, started_ = false;
   Ahead ahead_;
   const E *key_row_[CHUNK], *value_row_[CHUNK], *tile_[CHUNK / 16] = {};
 };

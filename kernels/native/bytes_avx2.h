@@ -1,9 +1,10 @@
-// Products of rows in 8 bits with codes of 4 to 8 bits (int4.h, ggml.h), for AVX2. Every 32 inputs of a row have a scale of
+// Products of rows in 8 bits with codes of 4 to 8 bits (int4.h, ggml.h, int8.h), for AVX2. Every 32 inputs of a row have a scale of
 // their own, as llama.cpp's Q8_0 has: codes are bytes after an instruction or a few for 32 of them, and VPMADDUBSW multiplies
 // those by a row's bytes (VPDPBUSD with AVX-VNNI). Sums of a block, or of half of it, are exact, so both have the same bits.
 //
 // A row lies at data + 2 r * stride of a ByteRows: its bytes, in the order of a line's codes, and then a RowBlock for every 32.
 #pragma once
+#include "int8_loops.h"
 #include "words_avx2.h"
 
 namespace {
@@ -23,7 +24,8 @@ INLINE const RowBlock* row_blocks(const int8_t* row, int inputs) {
   return reinterpret_cast<const RowBlock*>(row + words_of_inputs(inputs));
 }
 
-// 32 bytes to `to`, their order in every eight 0 4 1 5 2 6 3 7, and both sums.
+// 32 bytes to `to`, their order in every eight 0 4 1 5 2 6 3 7 unless `plain`, and both sums.
+template <bool PLAIN>
 INLINE void block_to_bytes(__m256i first, __m256i second, float factor, int8_t* to, int32_t (&sum)[2]) {
   auto sixteen_words = [&](__m256i narrow) {
     return _mm256_packs_epi32(numbers_of(_mm256_castsi256_si128(narrow), factor),
@@ -31,19 +33,21 @@ INLINE void block_to_bytes(__m256i first, __m256i second, float factor, int8_t* 
   };
   __m256i bytes = _mm256_packs_epi16(sixteen_words(first), sixteen_words(second));
   __m128i lower = _mm256_castsi256_si128(bytes), upper = _mm256_extracti128_si256(bytes, 1);
-  _mm_storeu_si128((__m128i*)to, _mm_unpacklo_epi8(lower, upper));
-  _mm_storeu_si128((__m128i*)to + 1, _mm_unpackhi_epi8(lower, upper));
+  auto* half = reinterpret_cast<__m128i*>(to);
+  _mm_storeu_si128(half, PLAIN ? _mm_unpacklo_epi32(lower, upper) : _mm_unpacklo_epi8(lower, upper));
+  _mm_storeu_si128(half + 1, PLAIN ? _mm_unpackhi_epi32(lower, upper) : _mm_unpackhi_epi8(lower, upper));
   __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
   __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
   sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xb1));
   sum[0] = _mm_cvtsi128_si32(sums), sum[1] = _mm_extract_epi32(sums, 2);
 }
 
+template <bool PLAIN>
 void row_to_code_bytes(const bf16* x, int size, const ByteRows& to, int row) {
   auto* bytes = reinterpret_cast<int8_t*>(to.data + 2 * row * to.stride);
   auto* of = const_cast<RowBlock*>(row_blocks(bytes, size));
   const __m256i magnitude = _mm256_set1_epi16(0x7fff);
-  for (int i = 0; i < size; i += BLOCK, bytes += BLOCK, of++) {
+  for (int i = 0, all = int(words_of_inputs(size)); i < all; i += BLOCK, bytes += BLOCK, of++) {
     __m256i first = sixteen(x + i, size - i), second = sixteen(x + i + 16, size - i - 16);
     __m256i most = _mm256_max_epu16(_mm256_and_si256(first, magnitude), _mm256_and_si256(second, magnitude));
     unsigned bits = most_of_sixteen(most) << 16;
@@ -52,7 +56,7 @@ void row_to_code_bytes(const bf16* x, int size, const ByteRows& to, int row) {
     bool finite = bits < 0x7f800000u, some = finite && top > WORD_LEAST_ROW;
     if (!some) first = second = _mm256_setzero_si256();
     of->scale = finite ? top / MOST_BYTE : NAN;
-    block_to_bytes(first, second, some ? MOST_BYTE / top : 0.0f, bytes, of->sum);
+    block_to_bytes<PLAIN>(first, second, some ? MOST_BYTE / top : 0.0f, bytes, of->sum);
   }
 }
 
@@ -77,12 +81,19 @@ struct GroupScales {
   }
 };
 
-// Codes from 0 on, OFFSET above their numbers.
-template <int BITS, int OFFSET, class SCALES, bool E2M1 = false>
+// One scale for all inputs of a column, with which its sums are multiplied at last.
+struct ColumnScales {
+  static constexpr int parts = 1;
+  static constexpr bool minima = false;
+  INLINE __m256 step(int, int, int) const { return _mm256_set1_ps(1.0f); }
+};
+
+// Codes from 0 on, OFFSET above their numbers; or, `PLAIN`, numbers as they are.
+template <int BITS, int OFFSET, class SCALES, bool E2M1 = false, bool PLAIN = false>
 struct Codes {
   using Scales = SCALES;
   static constexpr int bits = BITS, tile_bytes = 64 * BITS, line_bytes = BITS == 8 ? 128 : 64;
-  static constexpr bool e2m1 = E2M1;
+  static constexpr bool e2m1 = E2M1, plain = PLAIN;
 #ifdef HAS_VNNI
   static constexpr bool with_signs = false;
 #else
@@ -92,12 +103,13 @@ struct Codes {
 };
 using Int4Codes = Codes<4, 8, GroupScales>;
 using E2m1Codes = Codes<4, 12, GroupScales, true>;
+using Int8Codes = Codes<8, 128, ColumnScales, false, true>;
 
 // Of a line, the codes of eight columns as bytes: inputs 0 4 1 5, and 2 6 3 7. `above`: bits of this line and of later ones.
 template <class C>
 INLINE void numbers_of_line(const char* line, __m256i& above, __m256i (&number)[2]) {
   if constexpr (C::bits == 8) {
-    const __m256i turned = _mm256_set1_epi8(C::with_signs ? -128 : 0);
+    const __m256i turned = _mm256_set1_epi8(C::with_signs != C::plain ? -128 : 0);
     number[0] = _mm256_xor_si256(bytes_at(line), turned), number[1] = _mm256_xor_si256(bytes_at(line + 64), turned);
     return;
   }
@@ -242,6 +254,39 @@ void gemm_codes(const ByteRows& a, int rows, const CodesPanel& panel, float* sum
       });
     }
   }
+}
+
+// sum[R][64] += the products of so many blocks of int8 weights, without their scales; each has two blocks of a row.
+template <int R>
+NOINLINE void add_int8(const ByteRows& a, int row, const Int8Panel& panel, int b, int end, float* sum, const WordsAhead& ahead) {
+  constexpr int together = R <= 3 ? 2 : 1, half_tile = INT8_TILE / 2;
+  const char* at = reinterpret_cast<const char*>(panel.data) + size_t(b) * INT8_BLOCK;
+  for (; b < end; b++) {
+    const BlockRows<R, Int8Codes> half[2] = {{a, row, 2 * panel.blocks, 2 * b}, {a, row, 2 * panel.blocks, 2 * b + 1}};
+    for (int t = 0; t < 4; t++)
+#pragma GCC unroll 1
+      for (int h = 0; h < 2; h++, at += half_tile) {
+        const char* early = ahead.of(at);
+        for (int l = 0; l < half_tile; l += 64) _mm_prefetch(early + l, _MM_HINT_T0);
+#pragma GCC unroll 1
+        for (int v = 0; v < 2; v += together) add_vectors<R, together, Int8Codes>(half[h], at + v * 32, {}, 0, sum, t * 16 + v * 8);
+      }
+  }
+}
+
+constexpr decltype(&add_int8<1>) add_int8_of[] = {nullptr,     add_int8<1>, add_int8<2>, add_int8<3>,        add_int8<4>,
+                                                  add_int8<5>, add_int8<6>, add_int8<7>, add_int8<CODE_ROWS>};
+
+void gemm_int8_bytes(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
+  constexpr int chunk = 2;  // blocks that several groups of rows take in turn
+  WordsAhead ahead{reinterpret_cast<const char*>(panel.data) + size_t(panel.blocks) * INT8_BLOCK, next.data};
+  memset(sum, 0, size_t(rows) * PANEL * sizeof(float));
+  const int step = rows <= CODE_ROWS ? panel.blocks : chunk;
+  for (int b = 0; b < panel.blocks; b += step)
+    in_word_groups(rows, CODE_ROWS, [&](int r, int some) {
+      add_int8_of[some](a, r, panel, b, std::min(b + step, panel.blocks), sum + r * PANEL, ahead);
+    });
+  scale_columns(sum, rows, panel.scale);
 }
 
 void gemm_int4_bytes(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {

@@ -30,8 +30,9 @@ void Linear::set_bias(const Source& source) {
 
 template <class E, class O>
 void Linear::run(Engine& engine, const E* x, size_t stride, int rows, O* out, size_t out_stride) const {
-  Rows<E> a = weights_.operand(engine, readable(x, stride, rows, inputs(), engine.shared[0]), rows);
   const Isa& isa = *engine.isa;
+  const bool whole = weights_.multiplies_bytes<E>(isa);  // what becomes bytes is read as it lies
+  Rows<E> a = weights_.operand(engine, whole ? Rows<E>{x, stride} : readable(x, stride, rows, inputs(), engine.shared[0]), rows);
   engine.reserve(ROW_BLOCK * PANEL * sizeof(float));
   int panels = weights_.panels();
   auto task = [&](int index, int worker) {
@@ -62,19 +63,21 @@ template <class E>
 void HeadLinear::run(Engine& engine, const E* x, size_t token_stride, size_t head_stride, int tokens, E* out,
                      size_t out_token, size_t out_head) const {
   const Isa& isa = *engine.isa;
+  const bool whole = weights_.multiplies_bytes<E>(isa);
   int most = std::min(ROW_BLOCK, whole_groups(tokens));
-  size_t wide = whole_blocks(weights_.inputs()), copied = most * wide * sizeof(E), sums = most * PANEL * sizeof(float);
+  size_t wide = whole_blocks(weights_.inputs()), copied = whole ? 0 : most * wide * sizeof(E), sums = most * PANEL * sizeof(float);
   engine.reserve(copied + sums + weights_.operand_bytes(most));
   auto task = [&](int index, int worker) {
     int first = index / heads_ * ROW_BLOCK, head = index % heads_, n = std::min(ROW_BLOCK, tokens - first);
     char* memory = engine.scratch<char>(worker);
     E* rows = reinterpret_cast<E*>(memory);
     float* sum = reinterpret_cast<float*>(memory + copied);
-    for (int r = 0; r < n; r++) {
-      memcpy(rows + r * wide, x + (first + r) * token_stride + head * head_stride, weights_.inputs() * sizeof(E));
+    const E* from = x + first * token_stride + head * head_stride;
+    for (int r = 0; !whole && r < n; r++) {
+      memcpy(rows + r * wide, from + r * token_stride, weights_.inputs() * sizeof(E));
       memset(rows + r * wide + weights_.inputs(), 0, (wide - weights_.inputs()) * sizeof(E));
     }
-    Rows<E> given = weights_.operand_at(isa, Rows<E>{rows, wide}, n, memory + copied + sums);
+    Rows<E> given = weights_.operand_at(isa, whole ? Rows<E>{from, token_stride} : Rows<E>{rows, wide}, n, memory + copied + sums);
     E* to = out + first * out_token + head * out_head;
     for (int panel = 0; panel < weights_.panels(); panel++) {
       weights_.multiply(isa, head, panel, given, n, sum);

@@ -159,11 +159,12 @@ class Panels {
   }
 
   // Numbers of a row as whole numbers of 16 bits: so many of them, and with weights of fewer than 8 bits or ggml's types
-  // room for what sums are put right by.
+  // room for what sums are put right by. An odd number of lines, so that rows lie in all sets of a cache.
   size_t byte_stride() const {
     size_t numbers = size_t(int8_blocks(inputs_)) * INT8_INPUTS;
     size_t sums = dtype_ == Dtype::i4 ? blocks_ : dtype_ == Dtype::ggml ? numbers / GGML_SUMS : 0;
-    return numbers + (sums * sizeof(int32_t) + 63) / 64 * 64;
+    size_t lines = numbers / 64 + (sums * sizeof(int32_t) + 63) / 64;
+    return (lines | 1) * 64;
   }
 
   // What makes whole numbers of bf16 rows for these weights; null where the rows are multiplied as they are.

@@ -11,8 +11,8 @@
 #include "codes_avx2.h"
 #include "ggml_avx2.h"
 
-void gemm_int8_words_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
-  gemm_int8_words(a, rows, panel, sum, next);
+void gemm_int8_bytes_vnni(const ByteRows& a, int rows, const Int8Panel& panel, float* sum, Next next) {
+  gemm_int8_bytes(a, rows, panel, sum, next);
 }
 
 void gemm_int4_bytes_vnni(const ByteRows& a, int rows, const Int4Panel& panel, float* sum, Next next) {
