@@ -1,4 +1,5 @@
-// Weights of 8 bits: whole numbers -127 .. 127 with one scale per output, and rows as whole numbers of 16 bits.
+// Weights of 8 bits: whole numbers -127 .. 127 with one scale per output, and rows as whole numbers of 16 bits, or with AVX2
+// of 8 bits with a scale for every 32.
 //
 // A panel has blocks of 64 inputs, a block has four tiles of 16 columns, and a tile has 16 lines of four inputs, which is
 // what TDPBUSD and VPDPBUSD multiply; on Arm each four columns have 8 lines of eight inputs, of which SMMLA multiplies two columns.
@@ -30,7 +31,7 @@ struct Int8Panel {
 
 // Row r is (number - 32768) * scale[r], a row of the numbers' high bytes at data + 2 r * stride and one of their low bytes
 // at data + (2 r + 1) * stride; or number * scale[r], where an instruction set multiplies 16 bits at a time, and the numbers
-// take both places (words_avx2.h, rows_neon.h). Rows are read in sixteens, so there is room past the last.
+// take both places (rows_neon.h); or as bytes_avx2.h has it. Rows are read in sixteens, so there is room past the last.
 struct ByteRows {
   uint8_t* data = nullptr;
   size_t stride = 0;
