@@ -10,7 +10,7 @@ from torch import Tensor
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import SWIGLU, Gating, PackedExperts
 
-BYTE_SETS = "avx2", "neon"  # whose rows for weights of few bits have 8
+BYTE_SETS = "avx2", "neon"  # whose rows for weights of few bits have 8; the first one's have for int8, too
 
 
 def pack_experts(
@@ -33,6 +33,6 @@ def in_bytes(x: Tensor) -> Tensor:
     return rounded.flatten(-2)[..., :inputs]
 
 
-def rows_of_codes(ops: Ops, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def rows_of_codes(ops: Ops, dtype: torch.dtype, int8: bool = False) -> Callable[[Tensor], Tensor]:
     """What rows of this dtype are rounded to, if at all by more than tests allow."""
-    return in_bytes if ops.isa in BYTE_SETS and dtype == torch.bfloat16 else Tensor.double
+    return in_bytes if ops.isa in BYTE_SETS[: 1 if int8 else 2] and dtype == torch.bfloat16 else Tensor.double

@@ -60,7 +60,7 @@ def test_maps_by_head_compute_with_the_rounded_weights(
     used = torch.stack([rounded(weight[head], int8, int4) for head in range(heads)]).double()
     for rows in (1, 5, 33, 130):
         x = drawn(rows, rows, heads, inputs).to(dtype)
-        of_rows = rows_of_codes(ops, dtype) if int4 else Tensor.double
+        of_rows = rows_of_codes(ops, dtype, int8) if int8 or int4 else Tensor.double
         wanted = torch.einsum("tai,aoi->tao", of_rows(x), used)
         torch.testing.assert_close(
             ops.linear_heads(x, packed).double(), wanted, atol=tolerance(dtype), rtol=1e-2
