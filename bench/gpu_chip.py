@@ -28,6 +28,9 @@ DISASSEMBLED = 900.0  # seconds; it begins late where others have the cores
 _UNIT = 1 << 10  # shared memory that the system takes of each program
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
 _TARGET = re.compile(r"BRA\S*\s+.*?(0x[0-9a-f]+)")
+_LOADS = ("LDG.", "LDGSTS.", "UTMALDG", "UBLKCP")  # LDGDEPBAR loads nothing
+_BITS = re.compile(r"\.[US]?(8|16|64|128|256)(?=\.|$)")
+_WIDE = 16  # bytes
 _GUARD = re.compile(r"^@!?U?P\w+\s+")
 
 
@@ -50,8 +53,9 @@ class AbsentChip:
 @dataclass(frozen=True, slots=True)
 class Made:
     """One compiled kernel. `spill` is bytes of a thread's stack; `wide_loads` is the share of global loads of 128 bits
-    among those in loops that multiply (1 where there are none); `loop` is instructions of the longest of these loops;
-    `programs` is how many a multiprocessor holds by registers, shared memory and warps."""
+    among those in loops that multiply, `wide_bytes` their share of what is loaded there (1 where nothing is); `loop` is
+    instructions of the longest of these loops; `programs` is how many a multiprocessor holds by registers, shared
+    memory and warps."""
 
     case: str
     kernel: str
@@ -61,6 +65,7 @@ class Made:
     shared: int
     programs: int
     wide_loads: float
+    wide_bytes: float
     matrix: tuple[str, ...]
     loop: int
     seconds: float
@@ -120,22 +125,29 @@ def made_of(kernel: Any, case: str, name: str, seconds: float) -> Made:
 
 
 def read_code(code: str) -> dict[str, Any]:
-    """`local_in_loops`, `wide_loads`, `matrix` and `loop` of machine code as cuobjdump prints it."""
+    """`local_in_loops`, `wide_loads`, `wide_bytes`, `matrix` and `loop` of machine code as cuobjdump prints it."""
     lines = [(int(at, 16), _GUARD.sub("", text)) for at, text in _LINE.findall(code)]
     jumps = ((at, _TARGET.match(text)) for at, text in lines)
     loops = [(int(to[1], 16), at) for at, to in jumps if to is not None and int(to[1], 16) < at]
     bodies = [[text.split()[0] for at, text in lines if first <= at <= last] for first, last in loops]
     inside = [text.split()[0] for at, text in lines if any(first <= at <= last for first, last in loops)]
     working = [body for body in bodies if any(name.startswith(MULTIPLIES) for name in body)]
-    loads = [name for body in working for name in body if name.startswith(("LDG", "UTMALDG", "UBLKCP"))]
-    wide = [name for name in loads if "128" in name or not name.startswith("LDG")]
+    sizes = [_loaded(name) for body in working for name in body if name.startswith(_LOADS)]
+    wide = [size for size in sizes if size >= _WIDE]
     heads = Counter(text.split()[0].partition(".")[0] for _, text in lines)
     return {
         "local_in_loops": sum(name.startswith(("LDL", "STL")) for name in inside),
-        "wide_loads": round(len(wide) / len(loads), 2) if loads else 1.0,
+        "wide_loads": round(len(wide) / len(sizes), 2) if sizes else 1.0,
+        "wide_bytes": round(sum(wide) / sum(sizes), 2) if sizes else 1.0,
         "matrix": tuple(name for name in MATRIX if heads[name]),
         "loop": max(map(len, working), default=0),
     }
+
+
+def _loaded(name: str) -> int:
+    """Bytes of a thread's load; a copy by the tensor memory accelerator counts as one of 16."""
+    told = _BITS.search(name)
+    return int(told[1]) // 8 if told else 4 if name.startswith("LDG") else _WIDE
 
 
 def _programs(registers: int, shared: int, warps: int) -> int:

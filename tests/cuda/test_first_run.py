@@ -18,7 +18,8 @@ from bench.gpu_runner import Step, run_steps
 ROW = "import json; print(json.dumps({'a': 1}), flush=True)"
 KERNEL = {
     "triton": "3.9.0", "arch": 90, "case": "mla", "kernel": "_attend", "registers": 255, "spill": 0,
-    "local_in_loops": 0, "shared": 1000, "programs": 2, "wide_loads": 0.5, "matrix": ["HGMMA"], "loop": 100,
+    "local_in_loops": 0, "shared": 1000, "programs": 2, "wide_loads": 0.5, "wide_bytes": 0.8,
+    "matrix": ["HGMMA"], "loop": 100,
 }  # fmt: skip
 
 
@@ -129,10 +130,11 @@ def test_a_kernel_beyond_its_budget_is_named(tmp_path):
         "local_in_loops": 2,
         "programs": 1,
         "wide_loads": 0.25,
+        "wide_bytes": 0.5,
         "matrix": [],
         "loop": 200,
     }
-    assert len(faults(worse, known)) == 7
+    assert len(faults(worse, known)) == 8
     assert faults({**KERNEL, "shared": 228 << 10}, known)
     assert len(faults({**worse, "triton": "3.6.0"}, known)) == 2, (
         "without a row: no spill, no local load in a loop"
@@ -157,14 +159,16 @@ def test_code_is_read_as_the_disassembler_prints_it():
 
     code = """
         /*0000*/                   LDL R1, [R2] ;
-        /*0010*/                   LDG.E.128 R4, [R2.64] ;
-        /*0020*/               @P0 LDG.E.64 R4, [R2.64] ;
+        /*0010*/                   LDG.E.LTC128B.128 R4, [R2.64] ;
+        /*0018*/                   LDGDEPBAR ;
+        /*0020*/               @P0 LDGSTS.E.64 [R4], [R2.64] ;
         /*0030*/                   STL [R1], R4 ;
         /*0040*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4] ;
         /*0050*/              @!P0 BRA 0x10 ;
         /*0060*/                   BRA 0x60 ;
     """
-    assert read_code(code) == {"local_in_loops": 1, "wide_loads": 0.5, "matrix": ("HGMMA",), "loop": 5}
+    wide = {"wide_loads": 0.5, "wide_bytes": 0.67}
+    assert read_code(code) == {"local_in_loops": 1, **wide, "matrix": ("HGMMA",), "loop": 6}
 
 
 def test_wheels_are_those_that_the_machine_has_not(tmp_path):

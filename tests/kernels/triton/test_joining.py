@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from afserve.kernels.formats.four_bits import exponents
 from afserve.kernels.grouped import Groups, int4_rounded, int8_rounded
 from afserve.kernels.ops import Ops
 from afserve.kernels.packed import SWIGLU, Gating
 from afserve.kernels.triton.backend import TritonBackend
-from afserve.kernels.triton.experts_bits import exponents
 from tests.kernels.test_int4 import drawn_floats
 from tests.kernels.test_native_experts import exact, routing, weights
 
