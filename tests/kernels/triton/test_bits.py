@@ -34,7 +34,7 @@ def experts(ops, slots, hidden, inner, dtype, groups):
 @pytest.mark.parametrize("groups", KEPT)
 @pytest.mark.parametrize(
     ("dtype", "hidden", "inner"),
-    [(torch.bfloat16, 160, 96), (torch.float16, 40, 24), (torch.float32, 72, 40)],
+    [(torch.bfloat16, 296, 96), (torch.float16, 40, 24), (torch.float32, 72, 40)],
 )
 def test_experts_compute_with_the_rounded_weights(device, ops, close, groups, dtype, hidden, inner):
     packed, up, down = experts(ops, 4, hidden, inner, dtype, groups)
