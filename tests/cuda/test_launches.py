@@ -72,7 +72,8 @@ def decode_step(cluster, watch):
         cluster.step()
     for counted in (watch.waits, watch.pageable, watch.reads):
         counted.clear()
-    own, theirs = [], [[] for _ in cluster.experts]
+    own: list[str] = []
+    theirs: list[list[str]] = [[] for _ in cluster.experts]
     while node.stats().steps < 4:
         watch.launched = own
         node.step()
