@@ -33,7 +33,7 @@ KINDS = {  # dtype of rows, how weights are kept, and bounds as shares of the re
     "int4": (BF16, {"int4": Groups(32)}, 5e-4, 0.04),
     "Q5_K": (BF16, {}, 5e-4, 0.04),
 }
-# The same of BYTE_SETS with int4 weights and ggml's types, by rows of 8 bits with a scale for every 32 numbers.
+# The same of BYTE_SETS with weights of int8, int4 and ggml's types, by rows of 8 bits with a scale for every 32 numbers.
 COARSE = 0.04, 0.15
 
 
@@ -104,7 +104,7 @@ def test_sets_are_no_further_apart_than_rounding(kind: str, rows: int) -> None:
         products[name] = ops.logits(x, packed)
         ops.expert_ffn(x, slot, share, slots, out)
         experts[name] = out
-    if kind in ("int4", *TYPES):
+    if kind in ("int8", "int4", *TYPES):
         assert apart(products) <= COARSE[0] and apart(experts) <= COARSE[1]
         for results in (products, experts):
             for name in BYTE_SETS:

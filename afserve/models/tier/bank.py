@@ -77,7 +77,7 @@ class TieredBank(Bank):
         self, layer: int, x_RH: Tensor, slot_RK: Tensor, weight_RK: Tensor, out_RH: Tensor, add: bool = False
     ) -> None:
         """As `ExpertBank.forward`."""
-        early = [] if self._places.from_disk else self._ahead.choose(layer, x_RH)  # one wait for a device
+        early = self._ahead.choose(layer, x_RH) if self._places.waits else []
         slot_RK, *guessed = self._places.on_host(slot_RK, *early)
         named = _named(slot_RK)
         for slot in named:

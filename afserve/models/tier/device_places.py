@@ -26,6 +26,8 @@ class DevicePlaces:
     """`bank` has as many slots as there are places. `copies` of all experts; without, each is read from the checkpoint
     when it is filled, and packed in the copying queue. One thread calls `forward`."""
 
+    waits = True
+
     def __init__(self, bank: ExpertBank, device: Device, copies: HostCopies | None) -> None:
         self.bank, self.from_disk = bank, copies is None
         self._device, self._copies = device, copies

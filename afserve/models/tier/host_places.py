@@ -30,6 +30,7 @@ class Copied(NamedTuple):
 
 class HostPlaces:
     from_disk = True  # what has no place is read from the checkpoint
+    waits = False  # `on_host` waits for kernels: what else is asked for goes with it
     copied = Copied()
 
     def __init__(self, bank: ExpertBank) -> None:
