@@ -33,7 +33,7 @@ KINDS = {  # dtype of rows, how weights are kept, and bounds as shares of the re
     "int4": (BF16, {"int4": Groups(32)}, 5e-4, 0.04),
     "Q5_K": (BF16, {}, 5e-4, 0.04),
 }
-# The same of BYTE_SETS with weights of int8, int4 and ggml's types, by rows of 8 bits with a scale for every 32 numbers.
+# The same of BYTE_SETS with fewer bits than bfloat16's: by rows of 8 bits with a scale for every 32 numbers.
 COARSE = 0.04, 0.15
 
 
