@@ -1,4 +1,4 @@
-// Products of words (words_avx2.h) for processors with AVX2 and AVX-VNNI: the same sums, with half of the instructions.
+// Products of bytes (bytes_avx2.h, codes_avx2.h) for processors with AVX2 and AVX-VNNI: the same sums, with half of the instructions.
 #if defined(__x86_64__)
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
