@@ -14,7 +14,7 @@ LARGEST_FOLDER = 30
 LONG_FILES = 0
 LONE_PROTOCOLS = 8
 MANY_NAMES = 6.6
-LINES = 133_459
+LINES = 133_473
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What a pilot advises: other sizes, why, what it expects of them, and afterwards what happened. Values and words."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from afserve.control.pilot.sizes import PoolSizes
 
@@ -41,6 +42,18 @@ class Advice:
         )
 
 
+class Compared(NamedTuple):
+    """Seconds: from where to where a time was expected, and what it was."""
+
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def held(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What was measured until `at`, after an advice: `followed`, or at the old sizes. None where nothing could be."""
@@ -56,20 +69,20 @@ class Outcome:
         return self.advice.after if self.followed else self.advice.stay
 
     @property
-    def compared(self) -> dict[str, tuple[float, float, float]]:
-        """Of each time that was measured, in seconds: from where to where it was expected, and what it was."""
+    def compared(self) -> dict[str, Compared]:
+        """Each time that was measured."""
         pairs = ("ttft", self.said.ttft_within, self.ttft), ("tpot", self.said.tpot_within, self.tpot)
-        return {name: (*within, measured) for name, within, measured in pairs if measured is not None}
+        return {name: Compared(*within, measured) for name, within, measured in pairs if measured is not None}
 
     def __str__(self) -> str:
         did = "followed" if self.followed else "not followed"
-        parts = [_in_words(name, *found) for name, found in self.compared.items()]
+        parts = [_in_words(name, found) for name, found in self.compared.items()]
         head = f"advice {self.advice.number}, {self.advice.old} to {self.advice.new}, was {did}: "
         return head + ("; ".join(parts) or "nothing came")
 
 
-def _in_words(name: str, low: float, high: float, measured: float) -> str:
+def _in_words(name: str, found: Compared) -> str:
     words, times = ("first token {} s", 1.0) if name == "ttft" else ("{} ms a token", 1e3)
-    low, high, measured = low * times, high * times, measured * times
-    held = "held" if low <= measured <= high else "missed"
+    low, high, measured = (seconds * times for seconds in found)
+    held = "held" if found.held else "missed"
     return f"{words.format(f'{measured:.3g}')} (expected {low:.3g} to {high:.3g}, {held})"

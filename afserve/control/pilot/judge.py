@@ -10,6 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from afserve.control.pilot.advice import Compared
+
 HOLDS = 0.8  # as often as an interval is to hold
 _USUAL = math.log(1.5) / 1.2816  # standard deviation of an error, counted as one error before any is known
 _STUDENT = 3.078, 1.886, 1.638, 1.533, 1.476  # his t of 0.9, by how many errors are known: 80 % lie within
@@ -59,14 +61,13 @@ class Interval:
     def around(self, value: float) -> tuple[float, float]:
         return value * math.exp(-self.width), value * math.exp(self.width)
 
-    def compare(self, predicted: float, within: tuple[float, float], measured: float | None) -> None:
-        """`within`: the interval that was said with what was predicted. None where nothing was measured."""
-        if measured is not None:
-            held = within[0] <= measured <= within[1]
+    def compare(self, predicted: float, found: Compared | None) -> None:
+        """None where nothing was measured."""
+        if found is not None:
             self.compared += 1
-            self.held += held
-            self.share += _STEP * (-(1 - HOLDS) if held else HOLDS)
-            self.errors.append(_error(predicted, measured))
+            self.held += found.held
+            self.share += _STEP * (-(1 - HOLDS) if found.held else HOLDS)
+            self.errors.append(_error(predicted, found.measured))
 
 
 def _error(predicted: float, measured: float) -> float:

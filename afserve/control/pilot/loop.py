@@ -90,9 +90,9 @@ class PilotLoop:
         fresh = self.policy.judged - self._judged
         for outcome in list(self.policy.outcomes)[-fresh:] if fresh else ():
             log.info("%s", outcome)
-            for low, high, measured in outcome.compared.values():
+            for found in outcome.compared.values():
                 self._counts["compared"] += 1
-                self._counts["held"] += low <= measured <= high
+                self._counts["held"] += found.held
         self._judged = self.policy.judged
 
     def view(self) -> PilotView:

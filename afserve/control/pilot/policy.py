@@ -335,8 +335,8 @@ class Policy:
             self._open = None
             window = seen.since(waits.from_)
             came = Outcome(advice, seen.at, window.sizes == advice.new, window.ttft, window.tpot)
-            self.judge.ttft.compare(came.said.ttft, came.said.ttft_within, came.ttft)
-            self.judge.tpot.compare(came.said.tpot, came.said.tpot_within, came.tpot)
+            self.judge.ttft.compare(came.said.ttft, came.compared.get("ttft"))
+            self.judge.tpot.compare(came.said.tpot, came.compared.get("tpot"))
             self.judged += 1
             self.outcomes.append(came)
 

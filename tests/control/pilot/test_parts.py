@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from afserve.control.pilot.advice import Compared
 from afserve.control.pilot.judge import Correction, Headroom, Interval
 from afserve.control.pilot.measured import MeasuredModel
 from afserve.control.pilot.observed import MeanLengths, PoolLoad, SeenWindow
@@ -156,7 +157,7 @@ def test_waits_grow_with_the_load_and_a_chance_is_one(servers, share, seconds):
 def test_intervals_hold_as_often_as_they_promise(spread):
     draw, interval = random.Random(3), Interval()
     for _ in range(2000):
-        interval.compare(1.0, interval.around(1.0), math.exp(draw.gauss(0, spread)))
+        interval.compare(1.0, Compared(*interval.around(1.0), math.exp(draw.gauss(0, spread))))
     assert 0.77 < interval.held / interval.compared < 0.85
     low, high = interval.around(10.0)
     assert low < 10.0 < high
@@ -169,7 +170,7 @@ def test_no_first_interval_is_surer_than_what_was_said_of_sizes_that_stay():
         wild.note_standing(1.0, math.exp(draw.gauss(0, 1.0)))
     assert calm.width == Interval().width < wild.width == pytest.approx(1.28, abs=0.4)
     for _ in range(30):
-        wild.compare(1.0, wild.around(1.0), 1.01)
+        wild.compare(1.0, Compared(*wild.around(1.0), 1.01))
     assert wild.width < 0.05, "changes that came as they were expected count in the end"
 
 
